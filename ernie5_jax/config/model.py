@@ -1,0 +1,103 @@
+"""Configuration of the unified backbone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from ernie5_jax.config.base import require
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterConfig:
+    """Shared, modality-agnostic router (ERNIE 5.0 section 2.1; loss-free balancing, arXiv 2408.15664).
+
+    Attributes:
+      num_experts: E, routed experts of every MoE layer.
+      top_k: Experts per token; also the largest traced top-k an elastic mask may ask for.
+      scoring: How router logits become scores.
+      norm_min: Lower clamp of the sum of selected scores before gates are renormalised.
+      bias_update_speed: u of the loss-free bias rule, per optimiser step.
+      z_loss_weight: Weight of mean(logsumexp(router_logits)^2); 0 switches it off.
+    """
+
+    num_experts: int = 32
+    top_k: int = 4
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    norm_min: float = 1e-12
+    bias_update_speed: float = 1e-3
+    z_loss_weight: float = 0.0
+
+    def __post_init__(self):
+        require(self.num_experts >= 1, "num_experts", self.num_experts, ">= 1")
+        require(1 <= self.top_k <= self.num_experts, "top_k", self.top_k, f"1 ... num_experts = {self.num_experts}")
+        require(self.bias_update_speed >= 0, "bias_update_speed", self.bias_update_speed, ">= 0")
+        require(self.z_loss_weight >= 0, "z_loss_weight", self.z_loss_weight, ">= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """One decoder-only model over text, image, video and audio.
+
+    Layers run in the order dense, moe, codec. The number of codec layers is
+    ceil(audio_levels / levels_per_codec_layer) (decisions section 5); the elastic mask
+    runs over all of them in that order.
+    """
+
+    hidden_size: int = 128
+    num_dense_layers: int = 0
+    num_moe_layers: int = 7
+    levels_per_codec_layer: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    dense_width: int = 384
+    expert_width: int = 48
+    shared_expert_width: int = 128
+    router: RouterConfig = dataclasses.field(default_factory=RouterConfig)
+    rope_base: float = 1_000_000.0
+    rope_pairing: Literal["interleaved", "half"] = "interleaved"
+    norm_eps: float = 1e-5
+    init_scale: float = 0.02
+    tied_text_head: bool = True
+    mtp_depth: int = 1
+    vocab_size: int = 768
+    visual_bits: int = 12
+    visual_scales: int = 3
+    vision_feature_dim: int = 64
+    audio_levels: int = 4
+    audio_bins: int = 128
+    elastic: bool = True
+    """Whether layers run under `lax.cond` and top-k is traced; False builds the plain static program."""
+    remat: bool = False
+    """Recompute each layer in the backward pass."""
+
+    def __post_init__(self):
+        for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "expert_width", "vocab_size"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        for key in ("num_dense_layers", "num_moe_layers", "shared_expert_width", "mtp_depth", "audio_levels"):
+            require(getattr(self, key) >= 0, key, getattr(self, key), ">= 0")
+        require(self.levels_per_codec_layer >= 1, "levels_per_codec_layer", self.levels_per_codec_layer, ">= 1")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "num_kv_heads",
+            self.num_kv_heads,
+            f"a divisor of num_heads = {self.num_heads}",
+        )
+        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (rotary pairs)")
+        require(self.num_layers >= 1, "num_moe_layers", self.num_moe_layers, "at least one layer in all")
+
+    @property
+    def num_codec_layers(self) -> int:
+        return -(-self.audio_levels // self.levels_per_codec_layer)
+
+    @property
+    def stacks(self) -> tuple[tuple[str, int], ...]:
+        """`(kind, count)` of every homogeneous stack, in order, empty ones left out."""
+        stacks = (("dense", self.num_dense_layers), ("moe", self.num_moe_layers), ("codec", self.num_codec_layers))
+        return tuple(stack for stack in stacks if stack[1])
+
+    @property
+    def num_layers(self) -> int:
+        """L of the elastic mask: all main-stack layers, codec layers included, MTP blocks not."""
+        return self.num_dense_layers + self.num_moe_layers + self.num_codec_layers

@@ -1,0 +1,154 @@
+"""Configuration of the text, visual and audio tokenizers and of their training."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ernie5_jax.config.base import require
+
+
+@dataclasses.dataclass(frozen=True)
+class TextTokenizerConfig:
+    """Byte-exact BPE on UTF-16BE (ERNIE 5.0 section 3.1).
+
+    Attributes:
+      vocab_size: Upper bound of the vocabulary, special tokens and 256 bytes included.
+      dropout: Probability of skipping a merge in training-time encoding (BPE-dropout).
+    """
+
+    vocab_size: int = 768
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        require(self.vocab_size >= 64 + 256, "vocab_size", self.vocab_size, ">= 320 (64 special tokens and 256 bytes)")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "0 <= dropout < 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerTrainingConfig:
+    """How a neural tokenizer is trained by its own script."""
+
+    steps: int = 500
+    batch_size: int = 48
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    weight_decay: float = 1e-4
+    clip_norm: float = 10.0
+    log_every: int = 20
+
+    def __post_init__(self):
+        for key in ("steps", "batch_size", "log_every"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, ">= 0")
+        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "> 0")
+        require(self.clip_norm > 0, "clip_norm", self.clip_norm, "> 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class VisualTokenizerConfig:
+    """Causal 3-D tokenizer with a multi-scale residual bitwise quantiser (ERNIE 5.0 section 2.2.1).
+
+    Attributes:
+      channels: Convolution width per spatial resolution, finest first; its length minus one
+        is the number of stride-2 spatial reductions.
+      temporal_stride: Frames after the first that make one latent frame (a power of two).
+      bits: C, latent channels = bits of one code.
+      scales: Side lengths of the square scale pyramid, coarse to fine; the last one is the latent grid.
+      image_size: Side of the (square) training pictures in pixels.
+      res_blocks: Residual blocks per resolution.
+      norm_eps: Large enough that flat (silent) input does not blow up gradients.
+      commit_weight, entropy_weight, entropy_temperature: Quantiser losses (BSQ).
+    """
+
+    channels: tuple[int, ...] = (32, 48, 64)
+    temporal_stride: int = 4
+    bits: int = 12
+    scales: tuple[int, ...] = (1, 2, 4)
+    image_size: int = 16
+    res_blocks: int = 1
+    norm_eps: float = 1e-4
+    commit_weight: float = 0.25
+    entropy_weight: float = 0.1
+    entropy_temperature: float = 0.01
+    training: TokenizerTrainingConfig = dataclasses.field(default_factory=TokenizerTrainingConfig)
+
+    def __post_init__(self):
+        require(len(self.channels) >= 1, "channels", self.channels, "at least one width")
+        require(self.bits >= 1, "bits", self.bits, ">= 1")
+        stride = self.temporal_stride
+        require(stride >= 1 and stride & (stride - 1) == 0, "temporal_stride", stride, "a power of two")
+        require(
+            len(self.scales) >= 1 and all(a < b for a, b in zip(self.scales, self.scales[1:], strict=False)),
+            "scales",
+            self.scales,
+            "strictly increasing side lengths",
+        )
+        require(
+            self.scales[-1] * self.spatial_stride == self.image_size,
+            "scales",
+            self.scales,
+            f"last scale x spatial stride {self.spatial_stride} = image_size {self.image_size}",
+        )
+
+    @property
+    def spatial_stride(self) -> int:
+        return 2 ** (len(self.channels) - 1)
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the pre-quantiser features that understanding reads."""
+        return self.channels[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class AudioTokenizerConfig:
+    """Residual-vector-quantised codec over log-magnitude features (ERNIE 5.0 section 2.3.1).
+
+    One code frame covers `hop_length * fold` samples.
+
+    Attributes:
+      sample_rate: Hz.
+      fft_size, hop_length: Short-time Fourier transform, samples.
+      fold: Spectral frames per code frame.
+      levels: Q.
+      bins: Codes per level.
+      code_dim: Width of the quantised vectors.
+      ema_decay: Decay of codebook statistics.
+      revive_threshold: A code used less than this share of the mean usage is replaced from the batch.
+      griffin_lim_iterations, griffin_lim_momentum: Waveform reconstruction.
+    """
+
+    sample_rate: int = 8000
+    fft_size: int = 512
+    hop_length: int = 80
+    fold: int = 4
+    levels: int = 4
+    bins: int = 128
+    code_dim: int = 16
+    hidden_size: int = 128
+    num_blocks: int = 2
+    norm_eps: float = 0.03
+    ema_decay: float = 0.99
+    revive_threshold: float = 0.1
+    commit_weight: float = 0.25
+    griffin_lim_iterations: int = 40
+    griffin_lim_momentum: float = 0.7
+    max_seconds: float = 0.8
+    """Training clips are padded or cut to this length; encoding accepts any length."""
+    training: TokenizerTrainingConfig = dataclasses.field(default_factory=TokenizerTrainingConfig)
+
+    def __post_init__(self):
+        for key in ("sample_rate", "fft_size", "hop_length", "fold", "levels", "code_dim"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        require(self.bins >= 2, "bins", self.bins, ">= 2")
+        require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
+        require(self.hop_length <= self.fft_size, "hop_length", self.hop_length, f"<= fft_size = {self.fft_size}")
+
+    @property
+    def samples_per_frame(self) -> int:
+        return self.hop_length * self.fold
+
+    @property
+    def frame_rate(self) -> float:
+        """Code frames per second."""
+        return self.sample_rate / self.samples_per_frame

@@ -1,0 +1,200 @@
+"""Configuration of optimiser, training loop, parallelism, generation and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from ernie5_jax.config.base import require
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with decoupled decay, clipping and a schedule (ERNIE 5.0 section 3.2).
+
+    Attributes:
+      schedule: "wsd" = warm-up, constant, linear decay over the last `decay_fraction`; "cosine" = warm-up, cosine.
+      end_learning_rate: Where the decay ends.
+      decay_fraction: Share of `training.steps` that "wsd" spends on its decay; 0 = constant to the end.
+      clip_norm: Global gradient norm; 0 switches clipping off.
+      ema_decay: Exponential moving average of the parameters; 0 switches it off.
+    """
+
+    learning_rate: float = 2e-3
+    end_learning_rate: float = 2e-4
+    schedule: Literal["wsd", "cosine"] = "wsd"
+    warmup_steps: int = 80
+    decay_fraction: float = 0.2
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    ema_decay: float = 0.985
+
+    def __post_init__(self):
+        require(self.learning_rate > 0, "learning_rate", self.learning_rate, "> 0")
+        require(self.end_learning_rate >= 0, "end_learning_rate", self.end_learning_rate, ">= 0")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, ">= 0")
+        require(0 <= self.decay_fraction <= 1, "decay_fraction", self.decay_fraction, "0 ... 1")
+        require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 <= ema_decay < 1")
+        require(self.clip_norm >= 0, "clip_norm", self.clip_norm, ">= 0")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Weights of the objective (decisions section 6).
+
+    Attributes:
+      modality_weighting: "posterior" rescales modalities by w_m = clip(EMA_text / EMA_m); "fixed" uses `fixed_weights`.
+      fixed_weights: w_m by modality name; missing ones are 1. Multiplies the posterior weight too.
+      ema_decay: Decay of the running loss per modality.
+      weight_min, weight_max: Clip of posterior weights.
+      mtp_weight: Weight of multi-token prediction (0.3, then 0.1 in mid-training).
+    """
+
+    modality_weighting: Literal["posterior", "fixed"] = "posterior"
+    fixed_weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    ema_decay: float = 0.98
+    weight_min: float = 0.1
+    weight_max: float = 10.0
+    mtp_weight: float = 0.3
+
+    def __post_init__(self):
+        require(0 < self.weight_min <= self.weight_max, "weight_max", self.weight_max, ">= weight_min > 0")
+        require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 <= ema_decay < 1")
+        require(self.mtp_weight >= 0, "mtp_weight", self.mtp_weight, ">= 0")
+        for key, weight in self.fixed_weights.items():
+            require(key in ("text", "image", "video", "audio"), f"fixed_weights.{key}", weight, "text, image, video, audio")
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticSamplingConfig:
+    """Which submodel an optimiser step trains (ERNIE 5.0 section 3.3); all probabilities 1 = always the full model.
+
+    Attributes:
+      full_depth, full_width, full_top_k: Probability of the full setting of each axis, drawn independently.
+      min_layers, min_experts, min_top_k: Lower ends of the reduced settings.
+    """
+
+    full_depth: float = 1.0
+    full_width: float = 1.0
+    full_top_k: float = 1.0
+    min_layers: int = 1
+    min_experts: int = 1
+    min_top_k: int = 1
+
+    def __post_init__(self):
+        for key in ("full_depth", "full_width", "full_top_k"):
+            require(0 <= getattr(self, key) <= 1, key, getattr(self, key), "0 ... 1")
+        for key in ("min_layers", "min_experts", "min_top_k"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """The loop.
+
+    Attributes:
+      steps: Optimiser steps of the whole run; schedules depend on it.
+      batch_rows: Packed rows of one optimiser step, all micro-batches together.
+      micro_batches: Gradient-accumulation steps.
+      precision: Parameter and compute types.
+      log_every, checkpoint_every, evaluate_every: In steps; 0 = never (a last checkpoint is always written).
+      keep_checkpoints: Latest ones kept; the best by held-out loss is kept besides.
+      compilation_cache: Folder of the persistent compilation cache; empty = JAX's own default of none.
+    """
+
+    steps: int = 800
+    batch_rows: int = 20
+    micro_batches: int = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    log_every: int = 10
+    checkpoint_every: int = 200
+    evaluate_every: int = 0
+    evaluate_rows: int = 16
+    keep_checkpoints: int = 2
+    tensorboard: bool = True
+    progress: bool = True
+
+    def __post_init__(self):
+        for key in ("steps", "batch_rows", "micro_batches", "log_every", "keep_checkpoints"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        for key in ("checkpoint_every", "evaluate_every"):
+            require(getattr(self, key) >= 0, key, getattr(self, key), ">= 0")
+        require(
+            self.batch_rows % self.micro_batches == 0,
+            "micro_batches",
+            self.micro_batches,
+            f"a divisor of batch_rows = {self.batch_rows}",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """Mesh and sharding preset.
+
+    Attributes:
+      data: Devices along the data axis; 0 = all devices.
+      rules: "replicated" or "fsdp" (see `parallel.sharding`).
+    """
+
+    data: int = 0
+    rules: Literal["replicated", "fsdp"] = "replicated"
+
+    def __post_init__(self):
+        require(self.data >= 0, "data", self.data, ">= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationConfig:
+    """Default sampling settings per modality.
+
+    Attributes:
+      temperature, top_k, top_p: Sampling of text tokens; top_k = 0 and top_p = 1 switch the filters off.
+      visual_temperature, audio_temperature: Of bits and codec levels.
+      guidance: Classifier-free guidance scale; 1 = none.
+      max_text_tokens, max_audio_frames: Limits of one generated span.
+      video_frames: Pixel frames of a generated video (1 modulo the temporal stride).
+      batch_size: Prompts decoded together.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    visual_temperature: float = 1.0
+    audio_temperature: float = 1.0
+    guidance: float = 1.0
+    max_text_tokens: int = 48
+    max_audio_frames: int = 32
+    video_frames: int = 9
+    batch_size: int = 64
+
+    def __post_init__(self):
+        for key in ("temperature", "visual_temperature", "audio_temperature"):
+            require(getattr(self, key) >= 0, key, getattr(self, key), ">= 0 (0 is greedy)")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "0 < top_p <= 1")
+        require(self.top_k >= 0, "top_k", self.top_k, ">= 0")
+        require(self.guidance >= 0, "guidance", self.guidance, ">= 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """Held-out evaluation.
+
+    Attributes:
+      suite: Name of a built-in suite ("digits") or empty.
+      samples: Prompts per generation task (images and speech).
+      videos: Prompts of the video task.
+      judge_steps: Training steps of each judge.
+    """
+
+    suite: str = "digits"
+    samples: int = 300
+    videos: int = 100
+    judge_steps: int = 600
+
+    def __post_init__(self):
+        for key in ("samples", "videos", "judge_steps"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
