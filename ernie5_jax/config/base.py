@@ -75,7 +75,9 @@ def from_mapping(cls: type[T], mapping: Any, path: str = "") -> T:
     Raises:
       ConfigError: Unknown key, wrong type, or a check of the dataclass failed; names the key's path.
     """
-    require(isinstance(mapping, Mapping | ml_collections.ConfigDict), path or "config", mapping, "a mapping")
+    if isinstance(mapping, ml_collections.ConfigDict):
+        mapping = mapping.to_dict()
+    require(isinstance(mapping, Mapping), path or "config", mapping, "a mapping")
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
     prefix = f"{path}." if path else ""
