@@ -1,0 +1,40 @@
+"""Sparse feed-forward layer: each token through its chosen experts."""
+
+from __future__ import annotations
+
+import jax
+
+from ernie5_jax.kernels.grouped_matmul.blocks import block_moe
+from ernie5_jax.kernels.grouped_matmul.reference import dense_moe
+
+_BACKENDS = {"dense": dense_moe, "blocks": block_moe}
+
+
+def moe_ffn(
+    x: jax.Array,
+    gates: jax.Array,
+    expert_index: jax.Array,
+    w_in: jax.Array,
+    w_out: jax.Array,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """y_t = sum_r gates[t, r] * SwiGLU_{expert_index[t, r]}(x_t), no token dropped.
+
+    Args:
+      x: [T, D].
+      gates: [T, k].
+      expert_index: int32 [T, k]; the value E means that this rank is not used.
+      w_in: [E, D, 2F], gate half first. w_out: [E, F, D].
+      implementation: "dense" (oracle) or "blocks"; None picks by platform.
+
+    Returns:
+      [T, D].
+
+    Raises:
+      ValueError: Unknown backend.
+    """
+    name = implementation or "blocks"
+    if name not in _BACKENDS:
+        raise ValueError(f"implementation: found {implementation!r}, allowed: None, {', '.join(_BACKENDS)}")
+    return _BACKENDS[name](x, gates, expert_index, w_in, w_out)
