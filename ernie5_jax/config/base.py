@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 
 import ml_collections
 
+from ernie5_jax.errors import UserError
+
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A configuration value that is unknown, wrongly typed or contradictory."""
 
 

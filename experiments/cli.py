@@ -1,0 +1,229 @@
+"""What every script shares: flags, readable errors, and JAX set-up. Nothing heavy is imported before flags are parsed.
+
+A script looks like this:
+
+    CONFIG = cli.define_config("tiny.py")
+
+    def main(argv):
+        from ernie5_jax import training  # heavy imports stay inside main, so that --help is fast
+
+        config = cli.load_config(CONFIG)
+
+    if __name__ == "__main__":
+        cli.run(main)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from ernie5_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from ernie5_jax.config import ExperimentConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+_COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds"
+_GOOGLE_PCI_VENDOR = "0x1ae0"
+
+
+def define_config(default: str | None = None, name: str = "config") -> flags.FlagHolder:
+    """Defines `--config=FILE.py` with overrides `--config.a.b=c`.
+
+    Args:
+      default: File name inside `configs/`; None makes the flag required.
+      name: Name of the flag.
+    """
+    path = str(REPOSITORY / "configs" / default) if default else None
+    text = f"Experiment file; a key is overridden by --{name}.some.key=value."
+    holder = config_flags.DEFINE_config_file(name, path, text, lock_config=True)
+    if default is None:
+        flags.mark_flag_as_required(holder)
+    return holder
+
+
+def load_config(holder: flags.FlagHolder) -> ExperimentConfig:
+    """The checked, frozen configuration behind a flag of `define_config`.
+
+    Raises:
+      ConfigError: A value is unknown, wrongly typed or contradicts another one.
+    """
+    from ernie5_jax.config import ExperimentConfig, from_mapping
+
+    return from_mapping(ExperimentConfig, holder.value)
+
+
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Parses flags, sets JAX up, calls `main([program])` and exits.
+
+    A `UserError` or `OSError` becomes one line on stderr and exit code 1; `ERNIE5_JAX_TRACEBACK=1` shows where it
+    came from. `--help` exits with 0 before anything is loaded.
+    """
+    if any(argument in ("--help", "-h", "-help", "--helpshort") for argument in sys.argv[1:]):
+        print(_help_text())
+        sys.exit(0)
+
+    def guarded(argv: Sequence[str]) -> int | None:
+        try:
+            if len(argv) > 1:
+                raise UserError(f"argument {argv[1]!r}: unexpected, allowed: flags such as --name=value (see --help)")
+            if not flags.FLAGS["verbosity"].present:
+                logging.set_verbosity(logging.WARNING)
+            set_up_jax(_emulated_devices())
+            return main(argv[:1])
+        except (UserError, OSError) as error:
+            return _report(error)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def set_up_jax(devices: int = 0) -> None:
+    """Chooses the platform, emulates CPU devices and switches the persistent compilation cache on.
+
+    Must run before the first use of a device. What the user set in the environment (`JAX_PLATFORMS`, `XLA_FLAGS`,
+    `JAX_COMPILATION_CACHE_DIR`) wins.
+
+    Args:
+      devices: CPU devices to emulate; 0 or 1 leaves the single one.
+    """
+    chosen = default_platform()
+    if chosen:
+        os.environ["JAX_PLATFORMS"] = chosen
+    emulate = devices > 1 and _DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", "")
+    if emulate and _COLLECTIVE_TIMEOUT_FLAG not in os.environ.get("XLA_FLAGS", ""):
+        # Emulated devices outnumber the cores: a collective may wait long for its last participant.
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COLLECTIVE_TIMEOUT_FLAG}=600".strip()
+
+    import jax
+
+    if chosen:
+        jax.config.update("jax_platforms", chosen)
+    if emulate:
+        jax.config.update("jax_num_cpu_devices", devices)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        enable_compilation_cache(cache_folder())
+
+
+def default_platform() -> str:
+    """Value for `JAX_PLATFORMS` where leaving it unset would misbehave, else "".
+
+    An installed libtpu on a machine without a TPU makes JAX wait and warn at every start, so it is passed over there.
+    """
+    if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None or _has_tpu():
+        return ""
+    has_cuda = Path("/dev/nvidiactl").exists() and any(
+        importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)
+    )
+    return "cuda,cpu" if has_cuda else "cpu"
+
+
+def cache_folder() -> Path:
+    """Root of the compilation cache: `ERNIE5_JAX_CACHE` or `~/.cache/ernie5_jax`."""
+    return Path(os.environ.get("ERNIE5_JAX_CACHE") or Path.home() / ".cache" / "ernie5_jax")
+
+
+def enable_compilation_cache(root: Path, min_compile_seconds: float = 0.5) -> None:
+    """Keeps compiled programs under `root`, in a folder of their own per kind of processor.
+
+    Programs compiled for a CPU hold its instructions; loading them on an older one would crash.
+    """
+    import jax
+
+    folder = root / "compiled" / _machine_tag()
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", min_compile_seconds)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _machine_tag() -> str:
+    features = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(errors="replace").splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:12]}"
+
+
+def _has_tpu() -> bool:
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    on_bus = any(path.read_text(errors="replace").strip() == _GOOGLE_PCI_VENDOR for path in vendors)
+    return on_bus or "TPU_WORKER_ID" in os.environ or "TPU_NAME" in os.environ
+
+
+def _emulated_devices() -> int:
+    """`--config.parallel.data` of the experiment, if the script has one."""
+    holder = flags.FLAGS["config"] if "config" in flags.FLAGS else None
+    parallel = getattr(holder.value, "parallel", None) if holder is not None else None
+    data = getattr(parallel, "data", 0)
+    return data if isinstance(data, int) else 0
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    try:
+        _check_config_file(argv)
+        return flags.FLAGS(list(argv))
+    except UserError as error:
+        sys.exit(_report(error))
+    except Exception as error:  # absl, ml_collections and config files raise whatever they like here
+        sys.exit(_report(_flag_error(error, argv)))
+
+
+def _check_config_file(argv: Sequence[str]) -> None:
+    for i, argument in enumerate(argv):
+        name, equals, path = argument.partition("=")
+        if name in ("--config", "-config"):
+            path = path if equals else "".join(argv[i + 1 : i + 2])
+            if not Path(path.partition(":")[0]).is_file():
+                raise UserError(f"flag --config: found {path!r}, allowed: an existing Python file with get_config()")
+
+
+def _flag_error(error: Exception, argv: Sequence[str]) -> UserError:
+    """The error in one line; a mistyped `--config.some.key` is named in full."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(line.startswith("Traceback") for line in lines):
+        return UserError(f"{lines[0].rstrip(':')}: {lines[-1]}")
+    if isinstance(error, AttributeError | KeyError):
+        for argument in argv[1:]:
+            path = argument.lstrip("-").partition("=")[0].partition(".")[2]
+            if any(part and f"'{part}'" in lines[0] for part in path.split(".")):
+                return UserError(f"config key '{path}': unknown key {'. '.join(lines)}")
+    return UserError("; ".join(lines))
+
+
+def _report(error: BaseException) -> int:
+    if os.environ.get("ERNIE5_JAX_TRACEBACK"):
+        traceback.print_exception(error)
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def _help_text() -> str:
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "flags:"]
+    found = {flag.name: flag for module in (sys.argv[0], __name__) for flag in _flags_of(module)}
+    for name in sorted(found):
+        flag = found[name]
+        default = "" if flag.default is None or name == "config" else f" (default: {flag.default_as_str})"
+        lines.append(f"  --{name}: {' '.join((flag.help or '').split())}{default}")
+    return "\n".join(lines)
+
+
+def _flags_of(module: str) -> list[flags.Flag]:
+    return list(flags.FLAGS.get_key_flags_for_module(module))
