@@ -1,0 +1,48 @@
+"""One pre-norm decoder layer (ERNIE 4.5 block): attention, then a dense or sparse feed-forward layer."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from ernie5_jax.config import ModelConfig
+from ernie5_jax.model.experts import RouterStats, RoutingControl, SparseFFN
+from ernie5_jax.nn import Attention, AttentionContext, RMSNorm, SwiGLU
+
+Cache = tuple[jax.Array, jax.Array]
+
+
+class DecoderLayer(nnx.Module):
+    """h += Attention(RMSNorm(h)); h += FFN(RMSNorm(h)).
+
+    Args:
+      kind: "dense", or "moe" / "codec", which have the same sparse layer.
+    """
+
+    def __init__(self, config: ModelConfig, kind: str, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Attention(config, rngs)
+        self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        if kind == "dense":
+            self.ffn = SwiGLU(config.hidden_size, config.dense_width, config.init_scale, rngs)
+        else:
+            self.ffn = SparseFFN(config, rngs)
+
+    def __call__(
+        self,
+        hidden: jax.Array,
+        context: AttentionContext,
+        control: RoutingControl | None = None,
+        cache: Cache | None = None,
+        *,
+        return_index: bool = False,
+    ) -> tuple[jax.Array, RouterStats | None, Cache | None]:
+        """hidden [B, S, D] -> (hidden, router statistics of a sparse layer, cache)."""
+        attended, cache = self.attention(self.attention_norm(hidden), context, cache)
+        hidden = hidden + attended
+        normed = self.ffn_norm(hidden)
+        if isinstance(self.ffn, SwiGLU):
+            return hidden + self.ffn(normed), None, cache
+        assert control is not None, "a sparse layer needs its routing control"
+        out, stats = self.ffn(normed, control, return_index=return_index)
+        return hidden + out, stats, cache

@@ -1,0 +1,35 @@
+"""Where the tokens of a sparse layer are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import PartitionSpec
+
+DATA_AXIS = "data"
+
+
+def on_local_tokens(layer: Callable[..., jax.Array], num_token_args: int) -> Callable[..., jax.Array]:
+    """Runs `layer` on each device's own tokens, weights whole on every device.
+
+    Under automatic partitioning a loop over experts would gather every token; `shard_map` keeps tokens where they are
+    and sums weight gradients over the data axis in its transpose.
+
+    Args:
+      layer: Takes `num_token_args` arrays with a leading token axis, then weights.
+      num_token_args: How many arguments are split over the data axis.
+
+    Returns:
+      A function of the same arguments; `layer` itself when no mesh with a data axis is set.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if DATA_AXIS not in mesh.axis_names or mesh.shape[DATA_AXIS] == 1:
+        return layer
+    tokens, whole = PartitionSpec(DATA_AXIS), PartitionSpec()
+
+    def local(*args):
+        specs = tuple(tokens if i < num_token_args else whole for i in range(len(args)))
+        return jax.shard_map(layer, in_specs=specs, out_specs=tokens, check_vma=False)(*args)
+
+    return local
