@@ -75,6 +75,9 @@ class ScalePyramid:
       scales: (h_k, w_k) from coarse to fine; the last is the latent grid.
       bits: C, latent channels = bits of one code.
 
+    Attributes:
+      counts: Tokens of each scale.
+
     Raises:
       VisionError: Scales that do not grow, or no bits.
     """
@@ -87,6 +90,7 @@ class ScalePyramid:
             raise VisionError(
                 f"scale pyramid: found scales {self.scales}, bits {bits}, allowed: growing sizes, bits >= 1"
             )
+        self.counts = tuple(h * w for h, w in self.scales)
         h, w = self.scales[-1]
         self._down = tuple((area_matrix(h, a), area_matrix(w, b)) for a, b in self.scales)
         self._up = tuple((linear_matrix(a, h), linear_matrix(b, w)) for a, b in self.scales)
@@ -95,11 +99,6 @@ class ScalePyramid:
     def grid(self) -> tuple[int, int]:
         """(h, w) of the latent grid."""
         return self.scales[-1]
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Tokens of each scale."""
-        return tuple(h * w for h, w in self.scales)
 
     @property
     def tokens(self) -> int:
@@ -148,12 +147,7 @@ class ScalePyramid:
 
     def split(self, flat: Any) -> list[Any]:
         """[..., P, C] -> per scale [..., h_k, w_k, C]."""
-        parts, start = [], 0
-        for (h, w), n in zip(self.scales, self.counts, strict=True):
-            part = flat[..., start : start + n, :]
-            parts.append(part.reshape(*flat.shape[:-2], h, w, flat.shape[-1]))
-            start += n
-        return parts
+        return _split(flat, self.scales)
 
     def teacher_forcing(
         self,
@@ -200,8 +194,7 @@ class ScalePyramid:
             return []
         counts = self.counts[:-1]
         flips = rng.random((frames, sum(counts), self.bits), np.float32) < np.repeat(probability, counts, 1)[..., None]
-        parts = np.split(flips, np.cumsum(counts)[:-1], axis=1)
-        return [p.reshape(frames, h, w, self.bits) for p, (h, w) in zip(parts, self.scales[:-1], strict=True)]
+        return _split(flips, self.scales[:-1])
 
     def _encode(self, latents: Any, flips: Sequence[Any] | None) -> tuple[list[Any], list[Any], Any]:
         """Target bits and inputs of every scale, and the final accumulation."""
@@ -213,7 +206,7 @@ class ScalePyramid:
         bits, inputs = [], []
         for k in range(len(self.scales)):
             inputs.append(self.next_input(acc, k))
-            target = self.down(latents - acc, k) > 0
+            target = (self.down(latents, k) - inputs[k]) > 0
             bits.append(target.astype(np.int8))
             sent = target if flips is None or k == len(self.scales) - 1 else target ^ flips[k]
             acc = self.accumulate(acc, sent, k)
@@ -222,15 +215,22 @@ class ScalePyramid:
 
 def flip_probabilities(frames: int, scales: int, config: SelfCorrectionConfig, rng: np.random.Generator) -> np.ndarray:
     """p of every frame and scale, float32 [t, scales]; see `ScalePyramid.sample_flips`."""
-    uniform = rng.random((frames, scales))
-    ramp = config.frame_delta * np.arange(frames)[:, None]
-    lower = np.broadcast_to(np.clip(config.flip_min + ramp, 0, 1), uniform.shape).copy()
-    upper = np.clip(config.flip_max + ramp, 0, 1)
-    probability = lower + (upper - lower) * uniform
-    for y in range(1, frames if scales else 0):
-        previous = probability[y - 1, -1]
-        probability[y, 0] = previous + (upper[y, 0] - previous) * uniform[y, 0]
-    return probability.astype(np.float32)
+    uniform = rng.random((frames, scales)).tolist()  # few numbers: plain Python beats numpy here
+    rows: list[list[float]] = []
+    for y, row in enumerate(uniform):
+        lower, upper = (min(max(p + config.frame_delta * y, 0.0), 1.0) for p in (config.flip_min, config.flip_max))
+        starts = [rows[-1][-1] if y and k == 0 else lower for k in range(scales)]
+        rows.append([start + (upper - start) * u for start, u in zip(starts, row, strict=True)])
+    return np.array(rows, np.float32).reshape(frames, scales)
+
+
+def _split(flat: Any, scales: Sequence[tuple[int, int]]) -> list[Any]:
+    parts, start = [], 0
+    for h, w in scales:
+        part = flat[..., start : start + h * w, :]
+        parts.append(part.reshape(*flat.shape[:-2], h, w, flat.shape[-1]))
+        start += h * w
+    return parts
 
 
 def _resample(values: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
