@@ -58,6 +58,7 @@ class _Library:
         self.sample_rate = self.handle.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, os.fsencode(data), _DONT_EXIT)
         if self.sample_rate <= 0:
             raise SpeechSynthesisError(f"espeak-ng: start failed with data folder {data!r}")
+        self.handle.espeak_ng_SetRandSeed(ctypes.c_long(1))  # initialisation seeds the noise from the clock
         self.handle.espeak_SetSynthCallback(self.callback)
 
     def __enter__(self) -> _Library:
