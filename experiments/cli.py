@@ -169,9 +169,9 @@ def _has_tpu() -> bool:
 
 def _emulated_devices() -> int:
     """`--config.parallel.data` of the experiment, if the script has one."""
-    holder = flags.FLAGS["config"] if "config" in flags.FLAGS else None
-    parallel = getattr(holder.value, "parallel", None) if holder is not None else None
-    data = getattr(parallel, "data", 0)
+    if "config" not in flags.FLAGS:
+        return 0
+    data = getattr(getattr(flags.FLAGS["config"].value, "parallel", None), "data", 0)
     return data if isinstance(data, int) else 0
 
 
@@ -197,14 +197,18 @@ def _check_config_file(argv: Sequence[str]) -> None:
 def _flag_error(error: Exception, argv: Sequence[str]) -> UserError:
     """The error in one line; a mistyped `--config.some.key` is named in full."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    # ml_collections quotes the message of a missing key twice.
+    text = text.replace("\\n", "\n").replace("\\'", "'")
+    if text[:1] == text[-1:] == "'":
+        text = text[1:-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):
         return UserError(f"{lines[0].rstrip(':')}: {lines[-1]}")
     if isinstance(error, AttributeError | KeyError):
         for argument in argv[1:]:
             path = argument.lstrip("-").partition("=")[0].partition(".")[2]
-            if any(part and f"'{part}'" in lines[0] for part in path.split(".")):
-                return UserError(f"config key '{path}': unknown key {'. '.join(lines)}")
+            if any(part and part in lines[0] for part in path.split(".")):
+                return UserError(f"config key '{path}': unknown. {' '.join(lines[1:])}")
     return UserError("; ".join(lines))
 
 

@@ -109,5 +109,5 @@ def to_plain(config: Any) -> Any:
 
 
 def to_config_dict(config: Any) -> ml_collections.ConfigDict:
-    """The `ConfigDict` a config file edits; keys are locked, types are checked on assignment."""
+    """The `ConfigDict` a config file edits; types are checked on assignment, unknown keys by `from_mapping`."""
     return ml_collections.ConfigDict(to_plain(config))

@@ -1,0 +1,175 @@
+"""Strict conversion of experiment files into frozen configurations."""
+
+import dataclasses
+
+from absl.testing import absltest, parameterized
+
+from ernie5_jax.config import (
+    IDENTITY_KEYS,
+    ConfigError,
+    DataConfig,
+    ExperimentConfig,
+    ModelConfig,
+    SourceConfig,
+    VisualTokenizerConfig,
+    from_mapping,
+    to_config_dict,
+    to_plain,
+)
+from ernie5_jax.errors import UserError
+
+
+def changed(path: str, value):
+    """The default experiment as nested dicts with `path` set to `value`."""
+    plain = to_plain(ExperimentConfig())
+    node = plain
+    *parents, last = path.split(".")
+    for parent in parents:
+        node = node[parent]
+    node[last] = value
+    return plain
+
+
+class FromMappingTest(parameterized.TestCase):
+    def test_round_trip(self):
+        sources = {"digits": SourceConfig(world="digits", weight=2.0, options={"voices": "3"})}
+        config = ExperimentConfig(
+            seed=7,
+            data=DataConfig(sources=sources, task_weights={"text": 0.5}),
+            model=ModelConfig(num_dense_layers=1, visual_scales=2),
+            visual=VisualTokenizerConfig(scales=(2, 4)),
+        )
+        self.assertEqual(from_mapping(ExperimentConfig, to_config_dict(config)), config)
+        self.assertEqual(from_mapping(ExperimentConfig, to_plain(config)), config)
+
+    def test_missing_keys_take_defaults(self):
+        self.assertEqual(from_mapping(ExperimentConfig, {"seed": 3}), ExperimentConfig(seed=3))
+
+    def test_lists_become_tuples_and_whole_numbers_become_floats(self):
+        config = from_mapping(ExperimentConfig, {"visual": {"scales": [1, 2, 4]}, "optimizer": {"weight_decay": 0}})
+        self.assertEqual(config.visual.scales, (1, 2, 4))
+        self.assertIsInstance(config.optimizer.weight_decay, float)
+
+    def test_is_frozen(self):
+        with self.assertRaises(dataclasses.FrozenInstanceError):
+            ExperimentConfig().model.num_heads = 2  # pyright: ignore[reportAttributeAccessIssue]
+
+    @parameterized.parameters(
+        ("modle", {}, "config key 'modle': unknown"),
+        ("model.heads", 4, "config key 'model.heads': unknown"),
+        ("model.router.experts", 4, "config key 'model.router.experts': unknown"),
+        ("data.sources", {"a": {"wold": "digits"}}, "config key 'data.sources.a.wold': unknown"),
+    )
+    def test_unknown_key_is_named(self, path, value, message):
+        with self.assertRaisesWithPredicateMatch(ConfigError, lambda error: str(error).startswith(message)):
+            from_mapping(ExperimentConfig, changed(path, value))
+
+    @parameterized.parameters(
+        ("training.steps", "many"),
+        ("training.steps", 1.5),
+        ("training.steps", True),
+        ("training.tensorboard", 1),
+        ("optimizer.learning_rate", "0.1"),
+        ("optimizer.schedule", "linear"),
+        ("visual.scales", 4),
+        ("model.router", 8),
+        ("name", None),
+    )
+    def test_wrong_type_names_key_and_value(self, path, value):
+        with self.assertRaisesRegex(ConfigError, rf"^config key '{path}': found .*{value!r}.*, allowed: .+"):
+            from_mapping(ExperimentConfig, changed(path, value))
+
+    def test_wrong_element_of_a_sequence_is_named(self):
+        with self.assertRaisesRegex(ConfigError, r"^config key 'visual.scales\[1\]': found 'two', allowed: .*int"):
+            from_mapping(ExperimentConfig, changed("visual.scales", (1, "two", 4)))
+
+    @parameterized.parameters(
+        ("training.steps", -1, "training.steps"),
+        ("training.micro_batches", 3, "training.micro_batches"),
+        ("model.num_heads", 3, "model.num_kv_heads"),
+        ("model.head_dim", 7, "model.head_dim"),
+        ("model.router.top_k", 99, "model.router.top_k"),
+        ("visual.scales", (1, 2, 3), "visual.scales"),
+        ("visual.temporal_stride", 3, "visual.temporal_stride"),
+        ("sequence.visual_targets", 100000, "sequence.visual_targets"),
+        ("data.task_weights", {"text": -1.0}, "data.task_weights.text"),
+        ("loss.fixed_weights", {"smell": 1.0}, "loss.fixed_weights.smell"),
+        ("generation.top_p", 0.0, "generation.top_p"),
+    )
+    def test_value_out_of_range_names_the_key(self, path, value, named):
+        with self.assertRaisesRegex(ConfigError, rf"^config key '{named}': found .*, allowed: .+"):
+            from_mapping(ExperimentConfig, changed(path, value))
+
+    @parameterized.parameters(
+        ("model.vocab_size", 900, "model.vocab_size", "text.vocab_size = 768"),
+        ("visual.bits", 8, "model.visual_bits", "visual.bits = 8"),
+        ("audio.levels", 2, "model.audio_levels", "audio.levels = 2"),
+        ("elastic.min_top_k", 9, "elastic.min_top_k", "model.router.top_k"),
+        ("sequence.audio_level_weights", (1.0,), "sequence.audio_level_weights", "empty or 4 numbers"),
+        ("model.elastic", "off", "model.elastic", "bool"),
+    )
+    def test_contradiction_between_rooms_names_both(self, path, value, named, other):
+        with self.assertRaisesRegex(ConfigError, rf"^config key '{named}': found .*, allowed: .*{other}"):
+            from_mapping(ExperimentConfig, changed(path, value))
+
+    def test_elastic_sampling_needs_an_elastic_model(self):
+        plain = changed("model.elastic", False)
+        from_mapping(ExperimentConfig, plain)
+        plain["elastic"]["full_depth"] = 0.5
+        with self.assertRaisesRegex(ConfigError, "^config key 'model.elastic'"):
+            from_mapping(ExperimentConfig, plain)
+
+    @parameterized.parameters(None, 3, [("seed", 1)])
+    def test_not_a_mapping(self, value):
+        with self.assertRaisesRegex(ConfigError, "allowed: a mapping"):
+            from_mapping(ExperimentConfig, value)
+
+    def test_config_error_is_a_user_error_in_one_line(self):
+        with self.assertRaises(UserError) as caught:
+            from_mapping(ExperimentConfig, changed("training.steps", "many\nlines"))
+        self.assertNotIn("\n", str(caught.exception))
+
+
+class ConfigDictTest(absltest.TestCase):
+    def test_edited_like_a_config_file(self):
+        config = to_config_dict(ExperimentConfig())
+        config.training.steps = 9
+        config.data.sources = {"digits": {"world": "digits"}}
+        converted = from_mapping(ExperimentConfig, config)
+        self.assertEqual(converted.training.steps, 9)
+        self.assertEqual(converted.data.sources, {"digits": SourceConfig(world="digits")})
+        with self.assertRaises(TypeError):
+            config.training.steps = "nine"
+        config.model.heads = 4
+        with self.assertRaisesRegex(ConfigError, "^config key 'model.heads': unknown"):
+            from_mapping(ExperimentConfig, config)
+
+    def test_identity_keys_exist(self):
+        config = ExperimentConfig()
+        for path in IDENTITY_KEYS:
+            node = config
+            for part in path.split("."):
+                node = getattr(node, part)
+
+
+class DerivedValuesTest(absltest.TestCase):
+    def test_layers(self):
+        config = ModelConfig(num_dense_layers=1, num_moe_layers=3, audio_levels=5, levels_per_codec_layer=2)
+        self.assertEqual(config.stacks, (("dense", 1), ("moe", 3), ("codec", 3)))
+        self.assertEqual(config.num_layers, 7)
+        self.assertEqual(ModelConfig(num_dense_layers=0, audio_levels=0).stacks, (("moe", 7),))
+
+    def test_strides(self):
+        config = ExperimentConfig()
+        self.assertEqual(config.visual.spatial_stride, 4)
+        self.assertEqual(config.audio.samples_per_frame, 320)
+        self.assertEqual(config.audio.frame_rate, 25.0)
+
+    def test_capacity_defaults_to_the_row(self):
+        config = ExperimentConfig().sequence
+        self.assertEqual(config.capacity("audio_inputs"), config.length)
+        self.assertEqual(dataclasses.replace(config, audio_inputs=9).capacity("audio_inputs"), 9)
+
+
+if __name__ == "__main__":
+    absltest.main()
