@@ -108,6 +108,9 @@ def to_plain(config: Any) -> Any:
     return config
 
 
-def to_config_dict(config: Any) -> ml_collections.ConfigDict:
-    """The `ConfigDict` a config file edits; types are checked on assignment, unknown keys by `from_mapping`."""
+def to_config_dict(config: Any) -> Any:
+    """The `ConfigDict` a config file edits; types are checked on assignment, unknown keys by `from_mapping`.
+
+    Typed as Any, because type checkers cannot know the attributes of a `ConfigDict`.
+    """
     return ml_collections.ConfigDict(to_plain(config))

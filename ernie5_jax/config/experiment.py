@@ -60,7 +60,8 @@ class ExperimentConfig:
             f"empty or {self.audio.levels} numbers",
         )
         top_k = self.model.router.top_k
-        require(self.elastic.min_top_k <= top_k, "elastic.min_top_k", self.elastic.min_top_k, f"<= model.router.top_k = {top_k}")
+        min_top_k = self.elastic.min_top_k
+        require(min_top_k <= top_k, "elastic.min_top_k", min_top_k, f"<= model.router.top_k = {top_k}")
         require(
             self.model.elastic or self.elastic.full_depth == self.elastic.full_width == self.elastic.full_top_k == 1,
             "model.elastic",

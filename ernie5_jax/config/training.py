@@ -65,8 +65,9 @@ class LossConfig:
         require(0 < self.weight_min <= self.weight_max, "weight_max", self.weight_max, ">= weight_min > 0")
         require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 <= ema_decay < 1")
         require(self.mtp_weight >= 0, "mtp_weight", self.mtp_weight, ">= 0")
+        modalities = ("text", "image", "video", "audio")
         for key, weight in self.fixed_weights.items():
-            require(key in ("text", "image", "video", "audio"), f"fixed_weights.{key}", weight, "text, image, video, audio")
+            require(key in modalities, f"fixed_weights.{key}", weight, ", ".join(modalities))
 
 
 @dataclasses.dataclass(frozen=True)
