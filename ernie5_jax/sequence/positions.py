@@ -16,6 +16,8 @@ import numpy as np
 from ernie5_jax.sequence.errors import SequenceError
 
 Scales = tuple[tuple[int, int], ...]
+_ONES = np.ones(3, np.float32)
+_TIME = np.asarray([1, 0, 0], np.float32)
 
 
 def aligned_centres(cells: int, reference: int) -> np.ndarray:
@@ -52,7 +54,7 @@ def frame_table(scales: Scales) -> tuple[np.ndarray, tuple[slice, ...]]:
     check_scales(scales)
     reference = scales[-1]
     blocks = [grid_coordinates(grid, reference) for grid in scales[1:]]
-    summary = grid_coordinates(scales[0], reference) + np.asarray([1, 0, 0], np.float32)
+    summary = grid_coordinates(scales[0], reference) + _TIME
     ends = np.cumsum([0] + [len(block) for block in blocks]).tolist()
     slices = [slice(ends[-1], ends[-1] + len(summary))]
     slices += [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
@@ -65,7 +67,7 @@ def frame_table(scales: Scales) -> tuple[np.ndarray, tuple[slice, ...]]:
 def visual_table(scales: Scales, frames: int) -> np.ndarray:
     """Input positions of a whole generated span relative to its offset, float32 [frames * P, 3]."""
     table, _ = frame_table(scales)
-    steps = np.arange(frames, dtype=np.float32)[:, None, None] * np.asarray([1, 0, 0], np.float32)
+    steps = np.arange(frames, dtype=np.float32)[:, None, None] * _TIME
     positions = (table + steps).reshape(-1, 3)
     positions.setflags(write=False)
     return positions
@@ -74,7 +76,7 @@ def visual_table(scales: Scales, frames: int) -> np.ndarray:
 @functools.lru_cache(maxsize=256)
 def understood_table(frames: int, grid: tuple[int, int]) -> np.ndarray:
     """Positions of an understood span relative to its offset, float32 [frames * h * w, 3], integer coordinates."""
-    steps = np.arange(frames, dtype=np.float32)[:, None, None] * np.asarray([1, 0, 0], np.float32)
+    steps = np.arange(frames, dtype=np.float32)[:, None, None] * _TIME
     positions = (grid_coordinates(grid, grid) + steps).reshape(-1, 3)
     positions.setflags(write=False)
     return positions
@@ -82,14 +84,16 @@ def understood_table(frames: int, grid: tuple[int, int]) -> np.ndarray:
 
 def text_position(index: Any) -> Any:
     """Position of a text token or audio frame with running index `index` [...]: [..., 3]."""
-    index = np.asarray(index, np.float32) if isinstance(index, int | float | list) else index
-    return index[..., None] * np.ones(3, np.float32)
+    return _float32(index)[..., None] * _ONES
+
+
+def _float32(index: Any) -> Any:
+    return np.asarray(index, np.float32) if isinstance(index, int | float | list | np.ndarray | np.generic) else index
 
 
 def _shifted(offset: Any, frame: Any, table: np.ndarray) -> Any:
-    offset = np.asarray(offset, np.float32) if isinstance(offset, int | float | list) else offset
     # Same order of additions as in `visual_table`, so that generation and training round alike.
-    return (table + frame * np.asarray([1, 0, 0], np.float32)) + offset[..., None, None]
+    return (table + frame * _TIME) + _float32(offset)[..., None, None]
 
 
 def scale_position(offset: Any, frame: Any, scale: int, scales: Scales) -> Any:
