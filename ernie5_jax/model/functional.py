@@ -23,7 +23,8 @@ def num_routed_layers(config: ModelConfig) -> int:
 
 def init_params(config: ModelConfig, seed: int | jax.Array = 0) -> tuple[Params, jax.Array]:
     """Fresh parameters (pure nested dict, float32) and the router bias, zeros [L_routed, E]. Traceable."""
-    model = UnifiedModel(config, nnx.Rngs(params=jax.random.key(seed)))
+    # rbg: many small threefry draws would cost more compile time than the model itself.
+    model = UnifiedModel(config, nnx.Rngs(params=jax.random.key(seed, impl="rbg")))
     bias = jnp.zeros((num_routed_layers(config), config.router.num_experts), jnp.float32)
     return nnx.to_pure_dict(nnx.state(model, nnx.Param)), bias
 
