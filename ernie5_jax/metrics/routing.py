@@ -1,0 +1,85 @@
+"""How evenly, and by whom, experts are used (ERNIE 5.0 section 6.4.1)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def normalized_entropy(counts: np.ndarray) -> np.ndarray:
+    """Entropy of the expert load over that of a uniform one: NE = -sum_i p_i log p_i / log E.
+
+    Args:
+      counts: [..., E] tokens per expert, E >= 2, e.g. layers in front.
+
+    Returns:
+      float64 [...] in 0 ... 1; NaN where no token was routed.
+    """
+    counts = _checked(counts)
+    share = _share(counts)
+    log_share = np.log(np.where(share > 0, share, 1))
+    return -np.sum(share * log_share, axis=-1) / np.log(counts.shape[-1])
+
+
+def max_violation(counts: np.ndarray) -> np.ndarray:
+    """Load of the busiest expert over the mean load, minus 1: 0 is perfect balance, E - 1 is collapse.
+
+    Args:
+      counts: [..., E] tokens per expert, E >= 2.
+
+    Returns:
+      float64 [...]; NaN where no token was routed.
+
+    Source: arXiv:2408.15664, MaxVio.
+    """
+    counts = _checked(counts)
+    return _share(counts).max(axis=-1) * counts.shape[-1] - 1
+
+
+def top_experts(counts: np.ndarray, fraction: float = 0.25) -> np.ndarray:
+    """bool [..., E]: the most used `fraction` of experts (at least one); of equally used ones the lower index."""
+    counts = _checked(counts)
+    if not 0 < fraction <= 1:
+        raise ValueError(f"argument 'fraction': found {fraction!r}, allowed: 0 < fraction <= 1")
+    num = max(1, round(fraction * counts.shape[-1]))
+    order = np.argsort(-counts, axis=-1, kind="stable")
+    chosen = np.zeros(counts.shape, bool)
+    np.put_along_axis(chosen, order[..., :num], True, axis=-1)
+    return chosen
+
+
+def expert_iou(first: np.ndarray, second: np.ndarray, fraction: float = 0.25) -> np.ndarray:
+    """Intersection over union of the `top_experts` of two loads.
+
+    Args:
+      first: [..., E] tokens per expert, e.g. of one modality.
+      second: [..., E].
+      fraction: Share of experts that count as top.
+
+    Returns:
+      float64 [...] in 0 ... 1; NaN where one of the two routed no token.
+    """
+    a, b = top_experts(first, fraction), top_experts(second, fraction)
+    iou = np.sum(a & b, axis=-1) / np.sum(a | b, axis=-1)
+    routed = (np.sum(first, axis=-1) > 0) & (np.sum(second, axis=-1) > 0)
+    return np.where(routed, iou, np.nan)
+
+
+def pairwise_expert_iou(counts: Mapping[str, np.ndarray], fraction: float = 0.25) -> dict[tuple[str, str], np.ndarray]:
+    """`expert_iou` of every two of the named loads [..., E], in the order of `counts`."""
+    pairs = itertools.combinations(counts, 2)
+    return {(a, b): expert_iou(counts[a], counts[b], fraction) for a, b in pairs}
+
+
+def _checked(counts: np.ndarray) -> np.ndarray:
+    counts = np.asarray(counts, np.float64)
+    if counts.ndim == 0 or counts.shape[-1] < 2:
+        raise ValueError(f"argument 'counts': found shape {counts.shape}, allowed: [..., E] with E >= 2")
+    return counts
+
+
+def _share(counts: np.ndarray) -> np.ndarray:
+    total = counts.sum(axis=-1, keepdims=True)
+    return np.where(total > 0, counts / np.where(total > 0, total, 1), np.nan)
