@@ -64,7 +64,7 @@ class ModelConfig:
     vocab_size: int = 768
     visual_bits: int = 12
     visual_scales: int = 3
-    vision_feature_dim: int = 64
+    vision_feature_dim: int = 96
     audio_levels: int = 4
     audio_bins: int = 128
     elastic: bool = True

@@ -6,6 +6,7 @@ from absl.testing import absltest, parameterized
 
 from ernie5_jax.config import (
     IDENTITY_KEYS,
+    AudioTokenizerConfig,
     ConfigError,
     DataConfig,
     ExperimentConfig,
@@ -37,7 +38,7 @@ class FromMappingTest(parameterized.TestCase):
             seed=7,
             data=DataConfig(sources=sources, task_weights={"text": 0.5}),
             model=ModelConfig(num_dense_layers=1, visual_scales=2),
-            visual=VisualTokenizerConfig(scales=(2, 4)),
+            visual=VisualTokenizerConfig(scales=(1, 4)),
         )
         self.assertEqual(from_mapping(ExperimentConfig, to_config_dict(config)), config)
         self.assertEqual(from_mapping(ExperimentConfig, to_plain(config)), config)
@@ -101,11 +102,11 @@ class FromMappingTest(parameterized.TestCase):
             from_mapping(ExperimentConfig, changed(path, value))
 
     @parameterized.parameters(
-        ("model.vocab_size", 900, "model.vocab_size", "text.vocab_size = 768"),
-        ("visual.bits", 8, "model.visual_bits", "visual.bits = 8"),
-        ("audio.levels", 2, "model.audio_levels", "audio.levels = 2"),
-        ("elastic.min_top_k", 9, "elastic.min_top_k", "model.router.top_k"),
-        ("sequence.audio_level_weights", (1.0,), "sequence.audio_level_weights", "empty or 4 numbers"),
+        ("model.vocab_size", 901, "model.vocab_size", "text.vocab_size"),
+        ("visual.bits", 9, "model.visual_bits", "visual.bits = 9"),
+        ("audio.levels", 9, "model.audio_levels", "audio.levels = 9"),
+        ("elastic.min_top_k", 99, "elastic.min_top_k", "model.router.top_k"),
+        ("sequence.audio_level_weights", (1.0,), "sequence.audio_level_weights", "empty or [0-9]+ numbers"),
         ("model.elastic", "off", "model.elastic", "bool"),
     )
     def test_contradiction_between_rooms_names_both(self, path, value, named, other):
@@ -160,10 +161,10 @@ class DerivedValuesTest(absltest.TestCase):
         self.assertEqual(ModelConfig(num_dense_layers=0, audio_levels=0).stacks, (("moe", 7),))
 
     def test_strides(self):
-        config = ExperimentConfig()
-        self.assertEqual(config.visual.spatial_stride, 4)
-        self.assertEqual(config.audio.samples_per_frame, 320)
-        self.assertEqual(config.audio.frame_rate, 25.0)
+        visual = VisualTokenizerConfig(patch_size=2, channels=(8, 16), scales=(1, 3), image_size=12)
+        self.assertEqual((visual.spatial_stride, visual.feature_dim), (4, 16))
+        audio = AudioTokenizerConfig(sample_rate=8000, hop_length=80, fold=8)
+        self.assertEqual((audio.samples_per_frame, audio.frame_rate), (640, 12.5))
 
     def test_capacity_defaults_to_the_row(self):
         config = ExperimentConfig().sequence
