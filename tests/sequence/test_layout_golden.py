@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import chex
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +131,10 @@ B = EncodedDocument(
 )
 
 
+def _value(span: EncodedSpan) -> Any:
+    return span.value
+
+
 def _layout(document: EncodedDocument, mtp_depth: int = 1) -> Row:
     return layout(document, CONFIG, PYRAMID, audio_bins=BINS, mtp_depth=mtp_depth)
 
@@ -150,7 +156,7 @@ class GoldenTablesTest(parameterized.TestCase):
         self.assertEqual(row.length, len(lines))
         text = dict(zip(row.targets["text"].index.tolist(), range(100), strict=False))
         visual = dict(zip(row.targets["visual"].index.tolist(), range(100), strict=False))
-        audio = row.targets.get("audio")
+        audio: Any = row.targets.get("audio")
         audio_at = dict(zip(audio.index.tolist(), range(100), strict=False)) if audio else {}
         visual_in = row.inputs["visual"].index.tolist()
         for i, (name, target, weight, t, h, w, ute) in enumerate(lines):
@@ -186,7 +192,7 @@ class GoldenTablesTest(parameterized.TestCase):
 
     def test_visual_values_follow_the_pyramid(self):
         row = _layout(B)
-        forced = PYRAMID.teacher_forcing(B.spans[1].value.latents)
+        forced = PYRAMID.teacher_forcing(_value(B.spans[1]).latents)
         chex.assert_trees_all_equal(row.targets["visual"].values["bits"], forced.bits.reshape(-1, 4))
         frames = [np.concatenate([forced.inputs[y, 1:], forced.summary[y]]) for y in range(2)]
         chex.assert_trees_all_equal(row.inputs["visual"].values["features"], np.concatenate(frames))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import chex
 import jax.numpy as jnp
@@ -36,7 +37,11 @@ MODEL = tiny_model_config(visual_scales=3, mtp_depth=2)
 SCALES = square_scales(3)
 PYRAMID = ScalePyramid(SCALES, MODEL.visual_bits)
 CONFIG = SequenceConfig(length=1024)
-SIZES = {"audio_bins": MODEL.audio_bins, "mtp_depth": MODEL.mtp_depth}
+SIZES: Any = {"audio_bins": MODEL.audio_bins, "mtp_depth": MODEL.mtp_depth}
+
+
+def _value(span: EncodedSpan) -> Any:
+    return span.value
 
 
 def _document(seed: int, **kwargs) -> EncodedDocument:
@@ -60,18 +65,18 @@ def _walk(document: EncodedDocument) -> list[tuple]:
     for span in document.spans:
         generate = span.role == "generate"
         if span.modality == "text":
-            for token in span.value.ids:
+            for token in _value(span).ids:
                 special(int(token), float(generate))
             continue
         special(BEGIN[span.modality], float(generate))
         if span.modality == "audio":
-            for _ in span.value.codes:
+            for _ in _value(span).codes:
                 emit(None, 0, (index,) * 3, "audio")
                 index, group = index + 1, group + 1
         else:
             offset, used = index, []
-            grid = SCALES[-1] if generate else span.value.features.shape[1:3]
-            frames = len(span.value.latents if generate else span.value.features)
+            grid = SCALES[-1] if generate else _value(span).features.shape[1:3]
+            frames = len(_value(span).latents if generate else _value(span).features)
             blocks = [*SCALES[1:], "summary"] if generate else [grid]
             for y in range(frames):
                 for block in blocks:
@@ -147,7 +152,7 @@ class TrainingDrawsTest(parameterized.TestCase):
         document = self._captioned(("text", "generate"))
         config = dataclasses.replace(CONFIG, condition_dropout=0.25, self_correction=SelfCorrectionConfig(0, 0))
         plain = layout(document, config, PYRAMID, **SIZES)
-        caption, answer = document.spans[0].value.ids, document.spans[3].value.ids
+        caption, answer = _value(document.spans[0]).ids, _value(document.spans[3]).ids
         dropped = 0
         for seed in range(400):
             row = layout(document, config, PYRAMID, **SIZES, rng=np.random.default_rng(seed), train=True)
@@ -173,7 +178,7 @@ class TrainingDrawsTest(parameterized.TestCase):
         row = layout(document, config, PYRAMID, **SIZES, rng=np.random.default_rng(7), train=True)
         rng = np.random.default_rng(7)
         rng.random()  # condition dropout draws first
-        latents = document.spans[2].value.latents
+        latents = _value(document.spans[2]).latents
         forced = PYRAMID.teacher_forcing(latents, config.self_correction, rng)
         chex.assert_trees_all_equal(row.targets["visual"].values["bits"], forced.bits[0])
         expected = np.concatenate([forced.inputs[0, 1:], forced.summary[0]])
@@ -201,12 +206,12 @@ class PromptTest(parameterized.TestCase):
         self.assertTrue((prompt.row.bounds[:, 0] == UNBOUNDED).all())
         # Every later group of the answer sits where the shared functions say.
         if request in ("text", "audio"):
-            steps = np.arange(len(answer.value.ids if request == "text" else answer.value.codes))
+            steps = np.arange(len(_value(answer).ids if request == "text" else _value(answer).codes))
             expected = text_position(prompt.index + steps)
             after = prompt.index + len(steps)
         else:
             groups = []
-            frames = len(answer.value.latents)
+            frames = len(_value(answer).latents)
             for y in range(frames):
                 groups += [scale_position(prompt.index, y, k, SCALES) for k in range(1, len(SCALES))]
                 groups.append(summary_position(prompt.index, y, SCALES))
