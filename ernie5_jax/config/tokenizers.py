@@ -20,7 +20,7 @@ class TextTokenizerConfig:
     dropout: float = 0.0
 
     def __post_init__(self):
-        require(self.vocab_size >= 64 + 256, "vocab_size", self.vocab_size, ">= 320 (64 special tokens and 256 bytes)")
+        require(self.vocab_size >= 352, "vocab_size", self.vocab_size, ">= 352 (96 special tokens and 256 bytes)")
         require(0 <= self.dropout < 1, "dropout", self.dropout, "0 <= dropout < 1")
 
 
@@ -49,8 +49,11 @@ class VisualTokenizerConfig:
     """Causal 3-D tokenizer with a multi-scale residual bitwise quantiser (ERNIE 5.0 section 2.2.1).
 
     Attributes:
+      patch_size: Pixels folded into channels (per side) before the first convolution.
       channels: Convolution width per spatial resolution, finest first; its length minus one
         is the number of stride-2 spatial reductions.
+      temporal_kernels: Frames that the convolutions of each resolution see, finest first; empty means 3 at the
+        latent grid and 1 (per-frame convolutions) elsewhere.
       temporal_stride: Frames after the first that make one latent frame (a power of two).
       bits: C, latent channels = bits of one code.
       scales: Side lengths of the square scale pyramid, coarse to fine; the last one is the latent grid.
@@ -58,9 +61,16 @@ class VisualTokenizerConfig:
       res_blocks: Residual blocks per resolution.
       norm_eps: Large enough that flat (silent) input does not blow up gradients.
       commit_weight, entropy_weight, entropy_temperature: Quantiser losses (BSQ).
+      mean_decay: Decay of the running mean latent that is subtracted before quantisation, so that the bits of
+        coarse scales are not constant.
+      l1_weight, l2_weight, gradient_weight: Reconstruction losses on pixels in [-1, 1]: mean absolute error, mean
+        squared error and absolute error of the differences between neighbouring pixels.
+      video_batch_size: Clips per training step beside `training.batch_size` pictures.
     """
 
-    channels: tuple[int, ...] = (32, 48, 64)
+    patch_size: int = 2
+    channels: tuple[int, ...] = (48, 96)
+    temporal_kernels: tuple[int, ...] = ()
     temporal_stride: int = 4
     bits: int = 12
     scales: tuple[int, ...] = (1, 2, 4)
@@ -70,15 +80,32 @@ class VisualTokenizerConfig:
     commit_weight: float = 0.25
     entropy_weight: float = 0.1
     entropy_temperature: float = 0.01
+    mean_decay: float = 0.98
+    l1_weight: float = 1.0
+    l2_weight: float = 1.0
+    gradient_weight: float = 0.2
+    video_batch_size: int = 8
     training: TokenizerTrainingConfig = dataclasses.field(default_factory=TokenizerTrainingConfig)
 
     def __post_init__(self):
-        require(len(self.channels) >= 1, "channels", self.channels, "at least one width")
-        require(self.bits >= 1, "bits", self.bits, ">= 1")
+        for key in ("patch_size", "bits", "video_batch_size"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        require(self.res_blocks >= 0, "res_blocks", self.res_blocks, ">= 0")
+        require(len(self.channels) >= 1 and min(self.channels) >= 1, "channels", self.channels, "at least one width")
+        require(
+            len(self.temporal_kernels) in (0, len(self.channels)) and all(k >= 1 for k in self.temporal_kernels),
+            "temporal_kernels",
+            self.temporal_kernels,
+            f"none, or {len(self.channels)} sizes >= 1, one per entry of channels",
+        )
+        require(0 < self.entropy_temperature, "entropy_temperature", self.entropy_temperature, "> 0")
+        require(0 <= self.mean_decay < 1, "mean_decay", self.mean_decay, "0 <= mean_decay < 1")
         stride = self.temporal_stride
         require(stride >= 1 and stride & (stride - 1) == 0, "temporal_stride", stride, "a power of two")
         require(
-            len(self.scales) >= 1 and all(a < b for a, b in zip(self.scales, self.scales[1:], strict=False)),
+            len(self.scales) >= 1
+            and self.scales[0] >= 1
+            and all(a < b for a, b in zip(self.scales, self.scales[1:], strict=False)),
             "scales",
             self.scales,
             "strictly increasing side lengths",
@@ -92,7 +119,7 @@ class VisualTokenizerConfig:
 
     @property
     def spatial_stride(self) -> int:
-        return 2 ** (len(self.channels) - 1)
+        return self.patch_size * 2 ** (len(self.channels) - 1)
 
     @property
     def feature_dim(self) -> int:
@@ -113,6 +140,10 @@ class AudioTokenizerConfig:
       levels: Q.
       bins: Codes per level.
       code_dim: Width of the quantised vectors.
+      log_floor: Magnitude (of a full-scale sine: 1) that silence is raised to before the logarithm.
+      kernel_size: Code frames that one convolution sees.
+      quantize_after: Share of the training steps before the codebooks are initialised and the quantiser is switched on.
+      quantizer_dropout: Share of training clips whose number of levels is drawn from U{1 ... levels}.
       ema_decay: Decay of codebook statistics.
       revive_threshold: A code used less than this share of the mean usage is replaced from the batch.
       griffin_lim_iterations, griffin_lim_momentum: Waveform reconstruction.
@@ -127,7 +158,11 @@ class AudioTokenizerConfig:
     code_dim: int = 16
     hidden_size: int = 128
     num_blocks: int = 2
+    kernel_size: int = 3
     norm_eps: float = 0.03
+    log_floor: float = 3e-4
+    quantize_after: float = 0.2
+    quantizer_dropout: float = 0.25
     ema_decay: float = 0.99
     revive_threshold: float = 0.1
     commit_weight: float = 0.25
@@ -141,12 +176,21 @@ class AudioTokenizerConfig:
         for key in ("sample_rate", "fft_size", "hop_length", "fold", "levels", "code_dim"):
             require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         require(self.bins >= 2, "bins", self.bins, ">= 2")
+        require(self.kernel_size % 2 == 1, "kernel_size", self.kernel_size, "an odd number")
+        require(self.log_floor > 0, "log_floor", self.log_floor, "> 0")
+        require(0 <= self.quantize_after < 1, "quantize_after", self.quantize_after, "0 <= share < 1")
+        require(0 <= self.quantizer_dropout <= 1, "quantizer_dropout", self.quantizer_dropout, "0 ... 1")
         require(0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "between 0 and 1")
         require(self.hop_length <= self.fft_size, "hop_length", self.hop_length, f"<= fft_size = {self.fft_size}")
 
     @property
     def samples_per_frame(self) -> int:
         return self.hop_length * self.fold
+
+    @property
+    def spectral_bins(self) -> int:
+        """Frequencies of one spectral frame."""
+        return self.fft_size // 2 + 1
 
     @property
     def frame_rate(self) -> float:

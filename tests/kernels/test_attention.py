@@ -1,0 +1,116 @@
+"""Mask semantics (components 1.4) and dense attention against a naive loop."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ernie5_jax.kernels.attention import attention, attention_mask
+
+
+def _mask(bounds, causal: bool) -> np.ndarray:
+    bounds = jnp.asarray(bounds, jnp.int32)[None]
+    length = bounds.shape[1]
+    rows, segment = jnp.arange(length, dtype=jnp.int32)[None], jnp.ones((1, length), jnp.int32)
+    mask = attention_mask(
+        q_rows=rows, k_rows=rows, bounds=bounds, q_segment=segment, k_segment=segment, causal=causal
+    )
+    return np.asarray(mask[0])
+
+
+class MaskTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("a_causal_all_5", [[5]] * 10, True, 15),
+        ("c_documents", [[10]] * 4 + [[7]] * 3 + [[10]] * 3, True, 46),
+        ("d_window", [[10], [4], [5], [6], [7], [8], [9], [10], [10], [10]], True, 34),
+        ("f_bidirectional_documents", [[4, 0]] * 4 + [[7, 4]] * 3 + [[10, 7]] * 3, False, 34),
+        (
+            "nfsp_window_1",
+            [[17, 0], [17, 1], [12, 2]] + [[12, 3]] * 4 + [[17, 7]] + [[17, 8]] * 4 + [[17, 12]] + [[17, 13]] * 4,
+            False,
+            146,
+        ),
+    )
+    def test_golden_number_of_allowed_pairs(self, bounds, causal, allowed):
+        self.assertEqual(_mask(bounds, causal).sum(), allowed)
+
+    def test_rows_of_golden_a(self):
+        np.testing.assert_array_equal(_mask([[5]] * 10, True).sum(-1), [1, 2, 3, 4, 5, 0, 0, 0, 0, 0])
+
+    @parameterized.parameters((1, True), (2, True), (2, False), (4, False))
+    def test_equals_the_definition(self, n, causal):
+        rng = np.random.default_rng(n)
+        length = 9
+        bounds = rng.integers(0, length + 1, (length, n))
+        expected = np.ones((length, length), bool)
+        for i in range(length):
+            for j in range(length):
+                b = bounds[j]
+                if n == 1:
+                    masked = i >= b[0]
+                elif n == 2 and causal:
+                    masked = b[0] <= i < b[1]
+                elif n == 2:
+                    masked = i >= b[0] or i < b[1]
+                else:
+                    masked = b[0] <= i < b[1] or b[2] <= i < b[3]
+                expected[i, j] = not (masked or (causal and i < j))
+        np.testing.assert_array_equal(_mask(bounds, causal), expected)
+
+    def test_wrong_bounds_are_named(self):
+        with self.assertRaisesRegex(ValueError, "n = 3"):
+            _mask([[1, 2, 3]], False)
+        with self.assertRaisesRegex(ValueError, "int32"):
+            rows = jnp.zeros((1, 2), jnp.int32)
+            attention_mask(
+                q_rows=rows, k_rows=rows, bounds=jnp.zeros((1, 2, 2)), q_segment=rows, k_segment=rows
+            )
+
+
+class AttentionTest(parameterized.TestCase):
+    @parameterized.parameters(1, 2, 4)
+    def test_equals_a_naive_loop(self, groups):
+        rng = np.random.default_rng(groups)
+        length, kv_heads, width = 7, 2, 4
+        q = rng.normal(size=(1, length, kv_heads * groups, width))
+        k, v = rng.normal(size=(2, 1, length, kv_heads, width))
+        bounds = np.stack([np.full(length, length), np.arange(length)], -1)[None]
+        segment = np.array([[1, 1, 1, 2, 2, 0, 0]])
+        rows = np.arange(length)[None]
+        out = attention(
+            *(jnp.asarray(a, jnp.float32) for a in (q, k, v)),
+            bounds=jnp.asarray(bounds, jnp.int32),
+            q_segment=jnp.asarray(segment),
+            k_segment=jnp.asarray(segment),
+            q_rows=jnp.asarray(rows),
+            k_rows=jnp.asarray(rows),
+        )
+        expected = np.zeros_like(q)
+        for head in range(q.shape[2]):
+            for i in range(length):
+                keys = [j for j in range(i + 1) if segment[0, i] == segment[0, j] != 0]
+                if keys:
+                    score = np.exp([q[0, i, head] @ k[0, j, head // groups] / 2 for j in keys])
+                    expected[0, i, head] = score / score.sum() @ v[0, keys, head // groups]
+        chex.assert_trees_all_close(out, expected.astype(np.float32), atol=1e-5)
+
+    def test_fully_masked_rows_give_zero_and_finite_gradients(self):
+        q = jnp.ones((1, 3, 2, 4))
+        k = jnp.ones((1, 3, 1, 4))
+        rows, segment = jnp.arange(3, dtype=jnp.int32)[None], jnp.zeros((1, 3), jnp.int32)
+        bounds = jnp.zeros((1, 3, 2), jnp.int32)
+
+        def total(q, k, v):
+            out = attention(
+                q, k, v, bounds=bounds, q_segment=segment, k_segment=segment, q_rows=rows, k_rows=rows
+            )
+            return out.sum(), out
+
+        (_, out), grads = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, k)
+        chex.assert_trees_all_equal(out, jnp.zeros_like(q))
+        chex.assert_tree_all_finite(grads)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,63 @@
+"""Sparse feed-forward backends against the dense oracle."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ernie5_jax.kernels.grouped_matmul import moe_ffn
+
+
+def _case(seed: int, tokens: int, width: int, hidden: int, experts: int, k: int, drop: float):
+    rng = np.random.default_rng(seed)
+    index = np.argsort(rng.random((tokens, experts)), axis=1)[:, :k]
+    index = np.where(rng.random((tokens, k)) < drop, experts, index)
+    arrays = (
+        rng.normal(size=(tokens, width)),
+        rng.random((tokens, k)),
+        rng.normal(size=(experts, width, 2 * hidden)) / np.sqrt(width),
+        rng.normal(size=(experts, hidden, width)) / np.sqrt(hidden),
+    )
+    x, gates, w_in, w_out = (jnp.asarray(a, jnp.float32) for a in arrays)
+    return x, gates, jnp.asarray(index, jnp.int32), w_in, w_out
+
+
+class MoeFfnTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (0, 37, 8, 6, 5, 2, 0.0),
+        (1, 200, 16, 12, 3, 1, 0.3),
+        (2, 1, 4, 3, 4, 4, 0.0),
+        (3, 65, 8, 4, 16, 3, 0.5),
+        (4, 10, 8, 4, 6, 2, 1.0),
+    )
+    def test_values_and_gradients_equal_the_oracle(self, *case):
+        x, gates, index, w_in, w_out = _case(*case)
+        target = jnp.asarray(np.random.default_rng(9).normal(size=x.shape), jnp.float32)
+
+        def loss(implementation, *args):
+            x, gates, w_in, w_out = args
+            y = moe_ffn(x, gates, index, w_in, w_out, implementation=implementation)
+            return jnp.sum(y * target), y
+
+        args = (x, gates, w_in, w_out)
+        results = {
+            name: jax.jit(jax.value_and_grad(lambda *a, n=name: loss(n, *a), (0, 1, 2, 3), has_aux=True))(*args)
+            for name in ("dense", "blocks")
+        }
+        scale = 1 + max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(results["dense"]))
+        chex.assert_trees_all_close(results["blocks"], results["dense"], atol=2e-6 * scale, rtol=1e-5)
+
+    def test_unused_ranks_do_not_reach_any_expert(self):
+        x, gates, index, w_in, w_out = _case(5, 12, 8, 4, 6, 2, 0.0)
+        dropped = index.at[:, 1].set(6)
+        alone = moe_ffn(x, gates[:, :1], index[:, :1], w_in, w_out)
+        chex.assert_trees_all_close(moe_ffn(x, gates, dropped, w_in, w_out), alone, atol=1e-6)
+
+    def test_unknown_backend_is_named(self):
+        with self.assertRaisesRegex(ValueError, "'fast'.*dense, blocks"):
+            moe_ffn(*_case(0, 3, 4, 2, 2, 1, 0.0), implementation="fast")
+
+
+if __name__ == "__main__":
+    absltest.main()
