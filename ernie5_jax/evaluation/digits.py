@@ -1,0 +1,276 @@
+"""The `digits` suite: does the model read, hear, draw, speak and film digits, and how well does it model text?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ernie5_jax.audio.protocol import AudioTokenizer
+from ernie5_jax.config import EvaluationConfig
+from ernie5_jax.evaluation import media_sets
+from ernie5_jax.evaluation.captions import digit_in, same_words
+from ernie5_jax.evaluation.compression import order0_bits_per_byte, zlib_bits_per_byte
+from ernie5_jax.evaluation.judges import Judge, train_judge
+from ernie5_jax.evaluation.media_sets import MediaSet
+from ernie5_jax.evaluation.results import Example, Results
+from ernie5_jax.evaluation.scores import Score
+from ernie5_jax.evaluation.tasks import Generator, ask, make
+from ernie5_jax.evaluation.variety import image_variety, near_duplicates
+from ernie5_jax.sequence.types import Document
+from ernie5_jax.vision.protocol import VisualTokenizer
+
+_MODALITY = {"image": "image", "video": "video", "speech": "audio"}
+_CEILING_ITEMS = 400
+_SHOWN = 10
+
+
+def train_judges(
+    documents: Sequence[Document],
+    *,
+    steps: int,
+    seed: int = 0,
+    sample_rate: int = 0,
+    folder: Path | None = None,
+    progress: bool = False,
+) -> dict[str, Judge]:
+    """Trains the judges "image", "video" and "speech" on what `documents` (training split) contain.
+
+    Args:
+      documents: With `digit` (and `direction`) in their meta.
+      steps: Per judge.
+      sample_rate: Hz of the audio.
+      folder: Where finished judges are kept; those already there are loaded instead.
+    """
+    judges: dict[str, Judge] = {}
+    for kind, modality in _MODALITY.items():
+        path = folder / f"{kind}.npz" if folder else None
+        if path and path.exists():
+            judges[kind] = Judge.load(path)
+            continue
+        media = media_sets.collect(documents, modality)
+        if not len(media):
+            continue
+        labels: dict[str, Any] = {"digit": media.digits}
+        if kind == "video" and all(media.directions):
+            labels["direction"] = media.directions
+        judges[kind] = train_judge(
+            kind,  # type: ignore[arg-type]
+            media.values,
+            labels,
+            steps=steps,
+            seed=seed,
+            sample_rate=sample_rate if kind == "speech" else 0,
+            progress=progress,
+        )
+        if path:
+            judges[kind].save(path)
+    return judges
+
+
+@dataclasses.dataclass
+class DigitsSuite:
+    """Runs the tasks, one draw per prompt, nothing filtered.
+
+    Attributes:
+      engine: Generates (see `tasks.Generator`).
+      judges: From `train_judges`.
+      training, held_out: Documents of both splits.
+      visual, audio: Tokenizers, for round trips.
+      losses: Held-out losses per modality of a list of documents, e.g. `losses.held_out_losses`; None leaves them out.
+      seed: Of all draws.
+    """
+
+    engine: Generator
+    judges: dict[str, Judge]
+    training: Sequence[Document]
+    held_out: Sequence[Document]
+    visual: VisualTokenizer
+    audio: AudioTokenizer
+    config: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    losses: Callable[[Sequence[Document]], dict[str, float]] | None = None
+    seed: int = 0
+    report: Callable[[str], None] = print
+
+    def run(self) -> Results:
+        """Every task for which there are documents, in a fixed order."""
+        self._results = Results("digits", sample_rate=self.audio.sample_rate)
+        self._references: dict[str, tuple[MediaSet, list[np.ndarray]]] = {}
+        steps: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("judges", self._judge_accuracy),
+            ("losses", self._losses),
+            ("image_caption", lambda: self._understand("image_caption", "image", "image_caption_accuracy")),
+            ("speech_caption", lambda: self._understand("speech_caption", "speech", "speech_word_accuracy")),
+            ("image_generation", self._images),
+            ("speech_generation", self._speech),
+            ("video_generation", self._videos),
+            ("text", self._text),
+        )
+        for i, (name, step) in enumerate(steps):
+            self._stream = i
+            start = time.perf_counter()
+            step()
+            self._results.seconds[name] = round(time.perf_counter() - start, 3)
+        return self._results
+
+    def _judge_accuracy(self) -> None:
+        for kind, judge in self.judges.items():
+            originals = media_sets.collect(self.held_out, _MODALITY[kind])
+            if not len(originals):
+                continue
+            order = np.random.default_rng(self.seed).permutation(len(originals))[:_CEILING_ITEMS]
+            originals = originals.take(order.tolist())
+            if kind == "speech":
+                decoded = media_sets.round_trip_audio(self.audio, originals.values)
+            else:
+                decoded = media_sets.round_trip_pictures(self.visual, originals.values)
+            self._references[kind] = originals, decoded
+            accuracy = self._results.judges[kind] = {"n": len(originals)}
+            for name, values in (("original", originals.values), ("round_trip", decoded)):
+                seen = judge.predict(values)
+                right = {"digit": seen["digit"] == np.array(originals.digits)}
+                if "direction" in seen:
+                    right["direction"] = seen["direction"] == np.array(originals.directions)
+                    right["both"] = right["digit"] & right["direction"]
+                accuracy |= {f"{name}_{head}": float(values.mean()) for head, values in right.items()}
+
+    def _losses(self) -> None:
+        if self.losses is not None:
+            self._results.losses = self.losses(self.held_out)
+
+    def _context(self, kind: str, head: str = "digit") -> dict[str, float]:
+        """Original, ceiling and chance that stand beside a score."""
+        judge, accuracy = self.judges[kind], self._results.judges.get(kind, {})
+        heads = ("digit", "direction") if head == "both" else (head,)
+        chance = 1 / np.prod([len(judge.labels[name]) for name in heads])
+        context = {"chance": float(chance)}
+        if accuracy:
+            context |= {"original": accuracy[f"original_{head}"], "ceiling": accuracy[f"round_trip_{head}"]}
+        return context
+
+    def _score(self, name: str, right: Sequence[bool], context: dict[str, float], **more: float) -> None:
+        self._results.scores[name] = score = Score.of(right, **context, **more)
+        self.report(score.line(name.removesuffix("_accuracy")))
+
+    def _show(self, section: str, kind: str, values: Sequence[np.ndarray], documents: Sequence[Document], **lists: Any) -> None:
+        for i, value in enumerate(values):
+            extra = {name: entries[i] for name, entries in lists.items()}
+            self._results.examples.append(Example(section, _MODALITY[kind], value, caption_of(documents[i]), **extra))
+
+    def _understand(self, task: str, kind: str, name: str) -> None:
+        documents = media_sets.of_task(self.held_out, task)
+        if not documents or kind not in self.judges:
+            return
+        documents = media_sets.balanced(documents, min(len(documents), max(self.config.samples, 1)))
+        said = ask(self.engine, documents, seed=self.seed, stream=self._stream)
+        right = [digit_in(text) == document.meta["digit"] for text, document in zip(said, documents, strict=True)]
+        exact = [same_words(text, caption_of(document)) for text, document in zip(said, documents, strict=True)]
+        self._score(name, right, self._context(kind), exact=float(np.mean(exact)))
+        chosen = [i for i in range(len(right)) if not right[i]][:_SHOWN] + [i for i in range(len(right)) if right[i]][:_SHOWN]
+        values = [_medium(documents[i], _MODALITY[kind]) for i in chosen]
+        self._show(
+            task, kind, values, [documents[i] for i in chosen], answer=[said[i] for i in chosen], right=[right[i] for i in chosen]
+        )
+
+    def _prompts(self, task: str, count: int, keys: Sequence[str] = ("digit",)) -> list[Document]:
+        documents = media_sets.of_task(self.held_out, task) or media_sets.of_task(self.training, task)
+        return media_sets.balanced(documents, count, keys) if documents else []
+
+    def _show_real(self, task: str, kind: str) -> None:
+        originals, decoded = self._references.get(kind, (MediaSet([], [], []), []))
+        first = [originals.digits.index(digit) for digit in sorted(set(originals.digits))]
+        captions = [Document((), {"caption": f"{originals.digits[i]} {originals.directions[i]}".strip()}) for i in first]
+        self._show(f"{task}_real", kind, [originals.values[i] for i in first], captions)
+        self._show(f"{task}_round_trip", kind, [decoded[i] for i in first], captions)
+
+    def _images(self) -> None:
+        prompts = self._prompts("image_generation", self.config.samples)
+        if not prompts or "image" not in self.judges:
+            return
+        values = make(self.engine, prompts, "image", seed=self.seed, stream=self._stream)
+        seen = self.judges["image"].predict(values)["digit"]
+        asked = np.array([prompt.meta["digit"] for prompt in prompts])
+        self._score("image_generation_accuracy", (seen == asked).tolist(), self._context("image"))
+        originals, decoded = self._references["image"]
+        training = media_sets.collect(self.training, "image")
+        numbers = self._results.numbers
+        numbers["image_variety"] = image_variety(np.stack(values), asked, np.stack(decoded), np.array(originals.digits))
+        numbers["near_duplicates"] = near_duplicates(np.stack(values), np.stack(training.values), np.stack(decoded))
+        for name in ("image_variety", "near_duplicates"):
+            self.report(f"{name:<34}{numbers[name]:.3f}")
+        self._show_real("image_generation", "image")
+        self._show_made("image_generation", "image", values, prompts, seen, (seen == asked).tolist(), 8 * _SHOWN)
+
+    def _show_made(
+        self, task: str, kind: str, values: list, prompts: list, seen: Any, right: list[bool], count: int
+    ) -> None:
+        # The first ones, right or wrong: a gallery that hides failures would mislead.
+        shown = slice(0, count)
+        self._show(
+            task, kind, values[shown], prompts[shown], answer=[str(s) for s in seen[shown]], right=[bool(r) for r in right[shown]]
+        )
+
+    def _speech(self) -> None:
+        prompts = self._prompts("speech_generation", self.config.samples)
+        if not prompts or "speech" not in self.judges:
+            return
+        values = make(self.engine, prompts, "audio", seed=self.seed, stream=self._stream)
+        seen = self.judges["speech"].predict(values)["digit"]
+        right = [digit == prompt.meta["digit"] for digit, prompt in zip(seen, prompts, strict=True)]
+        self._score("speech_generation_accuracy", right, self._context("speech"))
+        self._show_real("speech_generation", "speech")
+        self._show_made("speech_generation", "speech", values, prompts, seen, right, 2 * _SHOWN)
+
+    def _videos(self) -> None:
+        prompts = self._prompts("video_generation", self.config.videos, ("digit", "direction"))
+        if not prompts or "direction" not in self.judges.get("video", _NO_JUDGE).labels:
+            return
+        values = make(self.engine, prompts, "video", seed=self.seed, stream=self._stream)
+        seen = self.judges["video"].predict(values)
+        digit = seen["digit"] == np.array([prompt.meta["digit"] for prompt in prompts])
+        direction = seen["direction"] == np.array([prompt.meta["direction"] for prompt in prompts])
+        self._score("video_generation_accuracy", (digit & direction).tolist(), self._context("video", "both"))
+        self._score("video_direction_accuracy", direction.tolist(), self._context("video", "direction"))
+        self._score("video_digit_accuracy", digit.tolist(), self._context("video", "digit"))
+        self._show_real("video_generation", "video")
+        answers = [f"{d} {where}" for d, where in zip(seen["digit"], seen["direction"], strict=True)]
+        self._show_made("video_generation", "video", values, prompts, answers, (digit & direction).tolist(), 2 * _SHOWN)
+
+    def _text(self) -> None:
+        documents = media_sets.of_task(self.held_out, "text")
+        if not documents:
+            return
+        data = "\n".join(str(span.value) for document in documents for span in document.spans).encode("utf-8", "surrogatepass")
+        numbers = self._results.numbers
+        numbers |= {"order0": order0_bits_per_byte(data), "zlib": zlib_bits_per_byte(data)}
+        if self.losses is not None:
+            numbers["text_bits_per_byte"] = self.losses(documents)["text_bits_per_byte"]
+            values = (numbers[k] for k in ("text_bits_per_byte", "order0", "zlib"))
+            self.report("{:<34}{:.3f}  order0 {:.3f}  zlib {:.3f}".format("text_bits_per_byte", *values))
+        prompts = [_beginning(document) for document in documents[: _SHOWN // 2]]
+        said = make(self.engine, prompts, "text", seed=self.seed, stream=self._stream, whole=True)
+        for prompt, text in zip(prompts, said, strict=True):
+            self._results.examples.append(Example("text", "text", np.zeros(0), str(prompt.spans[0].value), text))
+
+
+_NO_JUDGE = Judge("image", {}, {}, ())
+
+
+def caption_of(document: Document) -> str:
+    """The caption of a document: its meta key, or else its text spans."""
+    if document.meta.get("caption"):
+        return str(document.meta["caption"])
+    return " ".join(str(span.value) for span in document.spans if span.modality == "text")
+
+
+def _medium(document: Document, modality: str) -> np.ndarray:
+    return next(span.value for span in document.spans if span.modality == modality)
+
+
+def _beginning(document: Document, characters: int = 60) -> Document:
+    span = document.spans[0]
+    return Document((dataclasses.replace(span, value=str(span.value)[:characters]),))

@@ -1,0 +1,126 @@
+"""Held-out losses through the training objective, and who uses which expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ernie5_jax.config import ExperimentConfig
+from ernie5_jax.evaluation.errors import EvaluationError
+from ernie5_jax.metrics import max_violation, normalized_entropy
+from ernie5_jax.model import make_apply
+from ernie5_jax.sequence import Batch, EncodedDocument, document_size, layout, pack, plan_rows, sizes_array, stack
+from ernie5_jax.text.special_tokens import PAD
+from ernie5_jax.training.metrics import diagnostic_sums, summarize
+from ernie5_jax.training.objective import loss_sums
+from ernie5_jax.vision import ScalePyramid
+
+INPUT_KINDS = ("text", "visual", "understand", "audio")
+"""What a position carries in: a text token, a picture being made, a picture being read, codec frames."""
+
+
+class HeldOut:
+    """The full model over documents, without dropout, flips or elastic masks. Compiled once, for one batch shape.
+
+    Args:
+      config: Of the experiment.
+      params: Parameters of the model (the averaged ones, if there are).
+      router_bias: float32 [L_routed, E].
+    """
+
+    def __init__(self, config: ExperimentConfig, params: Any, router_bias: Any):
+        self.config = config
+        self._weights = params, jnp.asarray(router_bias)
+        scales = config.visual.scales
+        self._pyramid = ScalePyramid(tuple((side, side) for side in scales), config.visual.bits)
+        self._step = jax.jit(self._make_step())
+
+    def _make_step(self) -> Any:
+        apply, model = make_apply(self.config.model), self.config.model
+
+        def step(params: Any, router_bias: jax.Array, batch: Batch, kinds: jax.Array) -> dict[str, Any]:
+            output = apply(params, router_bias, batch, None, return_routing=True)
+            experts = jax.nn.one_hot(output.router.expert_index, model.router.num_experts).sum(-2)  # [L, B, S, E]
+            used = jnp.einsum("lbse,bsm->mle", experts, kinds)
+            return {"sums": loss_sums(output, batch), "use": used, **diagnostic_sums(output, batch, model)}
+
+        return step
+
+    def batches(self, documents: Sequence[EncodedDocument]) -> list[Batch]:
+        """Packed batches of `training.evaluate_rows` rows in the order of the documents; the last one is padded."""
+        config = self.config
+        sizes = sizes_array([document_size(document, self._pyramid.scales) for document in documents])
+        rows = [
+            layout(
+                document,
+                config.sequence,
+                self._pyramid,
+                audio_bins=config.model.audio_bins,
+                mtp_depth=config.model.mtp_depth,
+            )
+            for document in documents
+        ]
+        packed = [pack([rows[i] for i in plan], config.sequence, config.model) for plan in plan_rows(sizes, config.sequence)]
+        count = config.training.evaluate_rows
+        found = []
+        for start in range(0, len(packed), count):
+            part = packed[start : start + count]
+            empty = pack([], config.sequence, config.model)
+            found.append(stack(part + [empty] * (count - len(part))))
+        return found
+
+    def __call__(self, documents: Sequence[EncodedDocument]) -> dict[str, Any]:
+        """Losses and routing of `documents`.
+
+        Returns:
+          What `training.metrics.summarize` gives (`loss_<modality>` in nats, `bit_accuracy`, ...), and
+          `text_bits_per_byte`, `expert_use` ([kind][layer][expert], shares that add up to 1 over experts),
+          `min_normalized_entropy` and `max_violation` over all documents together, the worst layer's.
+
+        Raises:
+          EvaluationError: No documents.
+        """
+        if not documents:
+            raise EvaluationError("held-out losses: found no documents, allowed: at least one")
+        total: dict[str, Any] | None = None
+        for batch in self.batches(documents):
+            found = self._step(*self._weights, batch, _input_kinds(batch)) | {"denominators": batch.denominators}
+            found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+            total = found if total is None else jax.tree.map(np.add, total, found)
+        assert total is not None
+        record = summarize(total)
+        record["text_bits_per_byte"] = record.pop("bits_per_byte", None)
+        entropy = normalized_entropy(total["counts"])
+        record |= {
+            "expert_use": expert_use(total["use"]),
+            "min_normalized_entropy": float(np.nanmin(entropy)),
+            "max_violation": float(np.nanmax(max_violation(total["counts"]))),
+        }
+        return record
+
+
+def expert_use(counts: np.ndarray) -> dict[str, list[list[float]]]:
+    """Shares of routed tokens from counts [kinds, L, E]; kinds that never occurred are left out."""
+    found = {}
+    for name, layers in zip(INPUT_KINDS, counts, strict=True):
+        if layers.sum():
+            found[name] = (layers / np.maximum(layers.sum(-1, keepdims=True), 1)).tolist()
+    return found
+
+
+def _input_kinds(batch: Batch) -> np.ndarray:
+    """float32 [B, S, 4]: one-hot `INPUT_KINDS` of every position, zeros at padding."""
+    token = np.asarray(batch.token)
+    rows, length = token.shape
+    kinds = np.zeros((rows, length + 1, len(INPUT_KINDS)), np.float32)  # one more position takes the empty slots
+    for i, name in enumerate(INPUT_KINDS):
+        if name in batch.inputs:
+            index = np.asarray(batch.inputs[name].index)
+            kinds[np.arange(rows)[:, None], index, i] = 1
+    kinds = kinds[:, :length]
+    kinds[..., 0] = (token != PAD) & (np.asarray(batch.segment) > 0)
+    return kinds
