@@ -1,1 +1,5 @@
-"""TODO."""
+"""Elastic training: which submodel runs."""
+
+from ernie5_jax.elastic.sampling import sample_mask, step_masks
+
+__all__ = ["sample_mask", "step_masks"]

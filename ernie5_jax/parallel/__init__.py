@@ -1,1 +1,28 @@
-"""TODO."""
+"""Mesh, sharding rules and where expert computation runs."""
+
+from ernie5_jax.parallel.expert import DATA_AXIS, on_local_tokens
+from ernie5_jax.parallel.mesh import make_mesh
+from ernie5_jax.parallel.sharding import (
+    PRESETS,
+    ShardingError,
+    ShardingRules,
+    constrain,
+    path_name,
+    preset,
+    tree_shardings,
+    use_rules,
+)
+
+__all__ = [
+    "DATA_AXIS",
+    "PRESETS",
+    "ShardingError",
+    "ShardingRules",
+    "constrain",
+    "make_mesh",
+    "on_local_tokens",
+    "path_name",
+    "preset",
+    "tree_shardings",
+    "use_rules",
+]

@@ -1,0 +1,22 @@
+"""The device mesh."""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from ernie5_jax.config import ConfigError, ParallelConfig
+from ernie5_jax.parallel.expert import DATA_AXIS
+
+
+def make_mesh(config: ParallelConfig) -> Mesh:
+    """A mesh with the single automatic axis "data" over the first `config.data` devices (0 = all).
+
+    Raises:
+      ConfigError: More devices are asked for than there are.
+    """
+    devices = jax.devices()
+    size = config.data or len(devices)
+    if size > len(devices):
+        raise ConfigError(f"config key 'parallel.data': found {size}, allowed: 0 ... {len(devices)} (devices present)")
+    return jax.make_mesh((size,), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:size])

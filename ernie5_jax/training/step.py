@@ -1,0 +1,197 @@
+"""One optimiser step as a pure function, and its compilation on a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ernie5_jax.config import ConfigError, ExperimentConfig
+from ernie5_jax.elastic import step_masks
+from ernie5_jax.model import ElasticMask, logical_axes, make_apply
+from ernie5_jax.parallel import DATA_AXIS, ShardingRules, use_rules
+from ernie5_jax.sequence.types import Batch
+from ernie5_jax.training import objective
+from ernie5_jax.training.metrics import diagnostic_sums, mask_sizes
+from ernie5_jax.training.optimizer import adamw_update, average, decay_labels, global_norm
+from ernie5_jax.training.precision import cast_params
+from ernie5_jax.training.schedule import learning_rate
+from ernie5_jax.training.state import TrainState, state_shardings
+
+Metrics = dict[str, Any]
+TrainStep = Callable[[TrainState, Batch, ElasticMask | None], tuple[TrainState, Metrics]]
+
+
+def split_micro_batches(batch: Batch, count: int) -> Batch:
+    """[B, ...] -> [count, B / count, ...] on every array but the denominators, which stay those of the whole batch."""
+    rows = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name != "denominators"}
+    split = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), rows)
+    return Batch(**split, denominators=batch.denominators)
+
+
+def update_router_bias(bias: jax.Array, counts: jax.Array, speed: float) -> jax.Array:
+    """Loss-free balancing (arXiv 2408.15664; decisions section 4): b += u sign(mean(c) - c); b -= mean(b).
+
+    Args:
+      bias: [L, E].
+      counts: [L, E], loads of eligible rows; a layer without any keeps its bias.
+      speed: u.
+    """
+    moved = bias + speed * jnp.sign(counts.mean(-1, keepdims=True) - counts)
+    moved = moved - moved.mean(-1, keepdims=True)
+    return jnp.where(counts.sum(-1, keepdims=True) > 0, moved, bias)
+
+
+def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> TrainStep:
+    """Builds `train_step(state, batch, masks) -> (state, metrics)`.
+
+    The batch comes from `split_micro_batches`; masks have a leading axis of micro-batches, None = full model. If loss
+    or gradient norm is not finite the old state comes back whole and `metrics["accepted"]` is False.
+
+    Args:
+      config: Everything.
+      apply: The model as a pure function; None builds it from the configuration.
+    """
+    model, axes = config.model, logical_axes(config.model)
+    apply = apply or make_apply(model)
+    labels = decay_labels(axes)
+
+    def weighted_loss(params, state, micro, mask, scale):
+        params = cast_params(params, axes, config.training.precision)
+        output = apply(params, state["router_bias"], micro, mask)
+        sums = objective.loss_sums(output, micro)
+        loss = sum((scale[name] * sums[name] for name in sums), jnp.zeros((), jnp.float32))
+        return loss, {"loss": loss, "sums": sums, **diagnostic_sums(output, micro, model)}
+
+    def train_step(state: TrainState, batch: Batch, masks: ElasticMask | None) -> tuple[TrainState, Metrics]:
+        z_tokens = objective.routed_tokens(batch, masks, model)
+        weights = objective.modality_weights(state["loss_weight_ema"], config.loss)
+        scale = objective.coefficients(weights, batch.denominators, z_tokens, config.loss, model.router.z_loss_weight)
+        gradient = jax.grad(weighted_loss, has_aux=True)
+
+        def accumulate(micro):
+            return gradient(state["params"], state, *micro, scale)
+
+        if batch.segment.shape[0] == 1:
+            grads, totals = accumulate(_micro(batch, masks, 0))
+        else:
+            grads, totals = _scan_sum(accumulate, batch, masks)
+        return _apply_gradients(state, batch, grads, totals, masks, weights, config, labels)
+
+    return train_step
+
+
+def _micro(batch: Batch, masks: ElasticMask | None, i: int | jax.Array) -> tuple[Batch, ElasticMask | None]:
+    rows = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name != "denominators"}
+    picked, mask = jax.tree.map(lambda x: x[i], (rows, masks))
+    return Batch(**picked, denominators=batch.denominators), mask
+
+
+def _scan_sum(accumulate: Callable, batch: Batch, masks: ElasticMask | None) -> Any:
+    """Sum of `accumulate` over the micro-batches; only one of them is live at a time."""
+    shapes = jax.eval_shape(lambda: accumulate(_micro(batch, masks, 0)))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def step(carry, i):
+        return jax.tree.map(jnp.add, carry, accumulate(_micro(batch, masks, i))), None
+
+    return jax.lax.scan(step, zeros, jnp.arange(batch.segment.shape[0]))[0]
+
+
+def _apply_gradients(state, batch: Batch, grads, totals, masks, weights, config: ExperimentConfig, labels):
+    optimizer = config.optimizer
+    norm = global_norm(grads)
+    accepted = jnp.isfinite(totals["loss"]) & jnp.isfinite(norm)
+    rate = learning_rate(state["step"], optimizer, config.training.steps)
+    params, opt_state = adamw_update(
+        state["params"], grads, state["opt_state"],
+        step=state["step"], rate=rate, norm=norm, labels=labels, config=optimizer,
+    )  # fmt: skip
+    losses = {m: objective.ratio(totals["sums"][m], batch.denominators[m]) for m in objective.MODALITIES}
+    present = {m: batch.denominators[m] > 0 for m in objective.MODALITIES}
+    ema = state["ema_params"]
+    new = {
+        "step": state["step"] + 1,
+        "params": params,
+        "ema_params": average(ema, params, state["step"], optimizer.ema_decay) if ema else {},
+        "opt_state": opt_state,
+        "router_bias": update_router_bias(
+            state["router_bias"], totals["eligible_counts"], config.model.router.bias_update_speed
+        ),
+        "loss_weight_ema": objective.update_ema(state["loss_weight_ema"], losses, present, config.loss.ema_decay),
+        "rng": state["rng"],
+    }
+    new = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, state)
+    metrics = {
+        **totals,
+        "accepted": accepted,
+        "grad_norm": norm,
+        "learning_rate": rate,
+        "modality_weights": weights,
+        "denominators": batch.denominators,
+        "mask": mask_sizes(masks, config.model),
+    }
+    return new, metrics
+
+
+def batch_shardings(mesh: Mesh, batch: Batch) -> Batch:
+    """Rows of every micro-batch over the data axis, denominators everywhere."""
+    rows, whole = NamedSharding(mesh, PartitionSpec(None, DATA_AXIS)), NamedSharding(mesh, PartitionSpec())
+    fields = {f.name: jax.tree.map(lambda _: rows, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+    return Batch(**{**fields, "denominators": jax.tree.map(lambda _: whole, batch.denominators)})
+
+
+def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
+    """Raises a `ConfigError` if the rows of a micro-batch cannot be split over the devices."""
+    rows, devices = config.training.batch_rows // config.training.micro_batches, mesh.shape[DATA_AXIS]
+    if rows % devices:
+        raise ConfigError(
+            f"config key 'training.batch_rows': found {rows} rows per micro-batch, "
+            f"allowed: a multiple of the {devices} devices"
+        )
+
+
+def compile_train_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
+    """`train_step(state, batch) -> (state, metrics)`, jitted; the state's buffers are donated.
+
+    The elastic masks are drawn inside from (seed, step, micro-batch), so every submodel runs in one program.
+    """
+    pure_step = make_train_step(config, apply)
+    check_rows(config, mesh)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        masks = None
+        if config.model.elastic:
+            count = batch.segment.shape[0]
+            masks = step_masks(config.seed, state["step"], count, config.model, config.elastic)
+        return pure_step(state, batch, masks)
+
+    whole = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings(config, mesh, rules), whole))
+
+    def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        with jax.set_mesh(mesh), use_rules(rules):
+            return jitted(state, batch)
+
+    return run
+
+
+def make_eval_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
+    """`eval_step(params, router_bias, batch) -> sums` of the full model on rows [B, ...]; nothing is updated."""
+    apply, axes = apply or make_apply(config.model), logical_axes(config.model)
+
+    def eval_step(params, router_bias, batch: Batch) -> Metrics:
+        output = apply(cast_params(params, axes, config.training.precision), router_bias, batch, None)
+        return {"sums": objective.loss_sums(output, batch), **diagnostic_sums(output, batch, config.model)}
+
+    jitted = jax.jit(eval_step, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def run(params, router_bias, batch: Batch) -> Metrics:
+        with jax.set_mesh(mesh), use_rules(rules):
+            return jitted(params, router_bias, batch)
+
+    return run
