@@ -183,6 +183,16 @@ class ScalePyramid:
         summary = self.summary(acc).reshape(frames, self.counts[0], self.bits)
         return TeacherForcing(self.flatten(bits), self.flatten(inputs), summary, acc)
 
+    def forcing_of_bits(self, bits: Any) -> TeacherForcing:
+        """What next-scale prediction learns from already quantised frames, bits int8 [t, P, C]."""
+        acc = _namespace(bits).zeros((bits.shape[0], *self.grid, self.bits), np.float32)
+        inputs = []
+        for k, grid in enumerate(self.split(bits)):
+            inputs.append(self.next_input(acc, k))
+            acc = self.accumulate(acc, grid, k)
+        summary = self.summary(acc).reshape(bits.shape[0], self.counts[0], self.bits)
+        return TeacherForcing(bits, self.flatten(inputs), summary, acc)
+
     def sample_flips(self, frames: int, config: SelfCorrectionConfig, rng: np.random.Generator) -> list[np.ndarray]:
         """Bits to flip, bool [t, h_k, w_k, C] for every scale but the last (VideoAR eq. 8).
 

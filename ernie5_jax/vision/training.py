@@ -116,9 +116,11 @@ def tokenizer_loss(
     encoded, _, _ = apply.encode(params, list(clips.values()), None)
     stream = Stream([])
     latents = stream.join(encoded)
+    batch_mean = latents.mean((0, 1, 2))
     decay = jnp.minimum(config.mean_decay, (step + 1) / (step + 10)).astype(latents.dtype)
-    mean = decay * mean + (1 - decay) * jax.lax.stop_gradient(latents.mean((0, 1, 2)))
-    codes = residual_bsq(latents - mean, pyramid, config.entropy_temperature)
+    mean = decay * mean + (1 - decay) * jax.lax.stop_gradient(batch_mean)
+    # The batch's own mean, with its gradient: a lagging one lets the bits of the first scale settle on one side.
+    codes = residual_bsq(latents - batch_mean, pyramid, config.entropy_temperature)
     decoded, _ = apply.decode(params, stream.groups(codes.quantized), None)
     loss = config.commit_weight * codes.commit
     loss += config.entropy_weight * config.entropy_temperature * codes.entropy_loss()
