@@ -122,16 +122,22 @@ class RowBuilder:
 
     def add_generated_visual(self, number: int, span: EncodedSpan) -> None:
         pyramid, config = self.pyramid, self.config
-        latents: np.ndarray = span.value.latents  # type: ignore[union-attr]
-        frames = len(latents)
-        allowed = (*pyramid.scales[-1], pyramid.bits)
-        if latents.shape[1:] != allowed:
-            found = f"latents [t, h, w, C] of shape {list(latents.shape)}"
+        latents: np.ndarray | None = span.value.latents  # type: ignore[union-attr]
+        codes: np.ndarray | None = span.value.bits  # type: ignore[union-attr]
+        name, given = ("latents", latents) if latents is not None else ("bits", codes)
+        allowed = (*pyramid.scales[-1], pyramid.bits) if name == "latents" else (pyramid.tokens, pyramid.bits)
+        assert given is not None, "counted before"
+        if given.shape[1:] != allowed:
+            found = f"{name} of shape {list(given.shape)}"
             raise SequenceError(
                 f"{span_name(number, span)}: found {found}, allowed: [t, {', '.join(map(str, allowed))}]"
             )
-        flips = config.self_correction if self.rng is not None and config.self_correction.flip_max > 0 else None
-        forced = pyramid.teacher_forcing(latents, flips, self.rng)
+        frames = len(given)
+        if latents is None:
+            forced = pyramid.forcing_of_bits(given)
+        else:
+            flips = config.self_correction if self.rng is not None and config.self_correction.flip_max > 0 else None
+            forced = pyramid.teacher_forcing(latents, flips, self.rng)
         # Inputs follow BOx frame by frame: the blocks of scales 2 ... K, then SS. Targets are one position ahead.
         features = np.concatenate([forced.inputs[:, 1:], forced.summary], axis=1).reshape(-1, pyramid.bits)
         start, scale, target_scale, weight = _visual_template(

@@ -43,13 +43,14 @@ def visual_grid(number: int, span: EncodedSpan) -> tuple[int, int, int]:
     """
     value = span.value
     name = "latents" if span.role == "generate" else "features"
+    if name == "latents" and isinstance(value, EncodedVisual) and value.latents is None and value.bits is not None:
+        name = "bits"
     array = getattr(value, name) if isinstance(value, EncodedVisual) else None
-    rank = 4 if name == "latents" else 5
-    if array is None or array.ndim != rank or 0 in array.shape:
+    axes = {"latents": "[t, h, w, C]", "features": "[t, h, w, K, D]", "bits": "[t, P, C]"}[name]
+    if array is None or array.ndim != axes.count(",") + 1 or 0 in array.shape:
         found = "nothing" if array is None else f"shape {list(array.shape)}"
-        axes = "[t, h, w, C]" if rank == 4 else "[t, h, w, K, D]"
         raise SequenceError(f"{span_name(number, span)}: found {found}, allowed: {name} {axes}, none of them 0")
-    frames, height, width = array.shape[:3]
+    frames, height, width = array.shape[:3] if name != "bits" else (len(array), 1, 1)
     if span.modality == "image" and frames != 1:
         raise SequenceError(f"{span_name(number, span)}: found {frames} latent frames, allowed: 1")
     return frames, height, width
