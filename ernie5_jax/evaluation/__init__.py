@@ -2,9 +2,9 @@
 
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.compression import order0_bits_per_byte, zlib_bits_per_byte
-from ernie5_jax.evaluation.digits import DigitsSuite, caption_of, train_judges
+from ernie5_jax.evaluation.digits import DigitsSuite, caption_of
 from ernie5_jax.evaluation.errors import EvaluationError
-from ernie5_jax.evaluation.judges import Judge, train_judge
+from ernie5_jax.evaluation.judges import Judge, train_judge, train_judges
 from ernie5_jax.evaluation.losses import HeldOut
 from ernie5_jax.evaluation.report import build_report, read_metrics, write_report
 from ernie5_jax.evaluation.results import Example, Results, write_json

@@ -32,11 +32,11 @@ def smoothed(values: Sequence[float], share: float = 0.05) -> np.ndarray:
     return (total[high] - total[low]) / (high - low)
 
 
-def line_chart(steps: Sequence[float], values: Sequence[float], label: str, kind: str) -> str:
+def line_chart(steps: Sequence[float], values: Sequence[float | None], label: str, kind: str) -> str:
     """One curve over training steps: raw values faint, the smoothed curve on top.
 
     Args:
-      steps, values: Same length, at least one; not-finite values are left out.
+      steps, values: Same length, None and values that are not finite are left out.
       label: What the curve shows, for readers of screens.
       kind: CSS class of the colour, e.g. "audio".
     """
@@ -61,13 +61,18 @@ def line_chart(steps: Sequence[float], values: Sequence[float], label: str, kind
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{_number(tick)}</text>')
     for tick in nice_ticks(left, right):
-        parts.append(f'<text class="tick" x="{to_x(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>')
+        parts.append(
+            f'<text class="tick" x="{to_x(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>'
+        )
     curve = smoothed(y)
     parts.append(f'<polyline class="raw" points="{_points(to_x(x), to_y(y))}"/>')
     parts.append(f'<polyline class="line" points="{_points(to_x(x), to_y(curve))}"/>')
     parts.append(f'<circle class="end" cx="{to_x(x[-1]):.1f}" cy="{to_y(curve[-1]):.1f}" r="3.5"/>')
     kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), 120)).round().astype(int))
-    hover = [[round(float(to_x(x[i])), 1), round(float(to_y(curve[i])), 1), int(x[i]), round(float(curve[i]), 4)] for i in kept]
+    hover = [
+        [round(float(to_x(x[i])), 1), round(float(to_y(curve[i])), 1), int(x[i]), round(float(curve[i]), 4)]
+        for i in kept
+    ]
     parts.append('<g class="hover" visibility="hidden"><line y1="10" y2="174"/><circle r="3.5"/></g></svg>')
     return f'<div class="plot" data-points="{html.escape(json.dumps(hover))}">{"".join(parts)}</div>'
 
@@ -84,28 +89,29 @@ def score_bar(value: float, interval: tuple[float, float], ceiling: float | None
     for name, share in (("ceiling", ceiling), ("chance", chance)):
         if share is not None:
             at = min(max(share * width, 1), width - 1)
-            parts.append(f'<line class="{name}" x1="{at:.1f}" x2="{at:.1f}" y1="1" y2="21"><title>{name} {100 * share:.1f} %</title></line>')
+            parts.append(
+                f'<line class="{name}" x1="{at:.1f}" x2="{at:.1f}" y1="1" y2="21">'
+                f"<title>{name} {100 * share:.1f} %</title></line>"
+            )
     return "".join(parts) + "</svg>"
 
 
-def bars(entries: Sequence[tuple[str, float, str]], unit: str, highlight: str = "") -> str:
-    """Labelled horizontal bars from zero.
+def bars(entries: Sequence[tuple[str, float, str]], highlight: str = "") -> str:
+    """Labelled horizontal bars from zero, as HTML: text keeps its size on narrow screens.
 
     Args:
-      entries: (label, value, text behind the bar).
-      unit: For readers of screens.
+      entries: (label, value >= 0, text behind the bar).
       highlight: Label of the bar in the accent colour; the others are grey. Empty colours all.
     """
-    width, row, label_width, text_width = 560, 30, 150, 90
-    longest = max((value for _, value, _ in entries), default=1) or 1
-    parts = [_open(width, row * len(entries), f"bars in {unit}", "bars")]
-    for i, (label, value, text) in enumerate(entries):
-        y, length = i * row, value / longest * (width - label_width - text_width)
+    longest = max((value for _, value, _ in entries), default=0) or 1
+    parts = []
+    for label, value, text in entries:
         kind = "fill" if label == highlight or not highlight else "other"
-        parts.append(f'<text class="label" x="{label_width - 10}" y="{y + 20}" text-anchor="end">{html.escape(label)}</text>')
-        parts.append(f'<rect class="{kind}" x="{label_width}" y="{y + 7}" width="{max(length, 1.5):.1f}" height="16" rx="3"/>')
-        parts.append(f'<text class="value" x="{label_width + length + 8:.1f}" y="{y + 20}">{html.escape(text)}</text>')
-    return "".join(parts) + "</svg>"
+        parts.append(
+            f"<dt>{html.escape(label)}</dt><dd>"
+            f'<span class="{kind}" style="width:{75 * value / longest:.2f}%"></span>{html.escape(text)}</dd>'
+        )
+    return f'<dl class="bars">{"".join(parts)}</dl>'
 
 
 def heatmap(shares: Sequence[Sequence[float]], label: str, scale: float) -> str:
@@ -120,10 +126,13 @@ def heatmap(shares: Sequence[Sequence[float]], label: str, scale: float) -> str:
             strength = min(share / scale, 1)
             parts.append(
                 f'<rect x="{left + x * cell}" y="{top + y * cell}" width="{cell - 1}" height="{cell - 1}" rx="1.5" '
-                f'fill-opacity="{0.04 + 0.96 * strength:.3f}"><title>layer {y + 1}, expert {x + 1}: {100 * share:.1f} %</title></rect>'
+                f'fill-opacity="{0.04 + 0.96 * strength:.3f}">'
+                f"<title>layer {y + 1}, expert {x + 1}: {100 * share:.1f} %</title></rect>"
             )
     for x in range(0, experts, max(1, experts // 4)):
-        parts.append(f'<text class="tick" x="{left + x * cell + cell / 2}" y="{height - 5}" text-anchor="middle">{x + 1}</text>')
+        parts.append(
+            f'<text class="tick" x="{left + x * cell + cell / 2}" y="{height - 5}" text-anchor="middle">{x + 1}</text>'
+        )
     return "".join(parts) + "</svg>"
 
 

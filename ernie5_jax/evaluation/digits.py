@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ernie5_jax.config import EvaluationConfig
 from ernie5_jax.evaluation import media_sets
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.compression import order0_bits_per_byte, zlib_bits_per_byte
-from ernie5_jax.evaluation.judges import Judge, train_judge
+from ernie5_jax.evaluation.judges import JUDGED_MODALITIES, Judge
 from ernie5_jax.evaluation.media_sets import MediaSet
 from ernie5_jax.evaluation.results import Example, Results
 from ernie5_jax.evaluation.scores import Score
@@ -24,52 +23,9 @@ from ernie5_jax.evaluation.variety import image_variety, near_duplicates
 from ernie5_jax.sequence.types import Document
 from ernie5_jax.vision.protocol import VisualTokenizer
 
-_MODALITY = {"image": "image", "video": "video", "speech": "audio"}
 _CEILING_ITEMS = 400
 _SHOWN = 10
-
-
-def train_judges(
-    documents: Sequence[Document],
-    *,
-    steps: int,
-    seed: int = 0,
-    sample_rate: int = 0,
-    folder: Path | None = None,
-    progress: bool = False,
-) -> dict[str, Judge]:
-    """Trains the judges "image", "video" and "speech" on what `documents` (training split) contain.
-
-    Args:
-      documents: With `digit` (and `direction`) in their meta.
-      steps: Per judge.
-      sample_rate: Hz of the audio.
-      folder: Where finished judges are kept; those already there are loaded instead.
-    """
-    judges: dict[str, Judge] = {}
-    for kind, modality in _MODALITY.items():
-        path = folder / f"{kind}.npz" if folder else None
-        if path and path.exists():
-            judges[kind] = Judge.load(path)
-            continue
-        media = media_sets.collect(documents, modality)
-        if not len(media):
-            continue
-        labels: dict[str, Any] = {"digit": media.digits}
-        if kind == "video" and all(media.directions):
-            labels["direction"] = media.directions
-        judges[kind] = train_judge(
-            kind,  # type: ignore[arg-type]
-            media.values,
-            labels,
-            steps=steps,
-            seed=seed,
-            sample_rate=sample_rate if kind == "speech" else 0,
-            progress=progress,
-        )
-        if path:
-            judges[kind].save(path)
-    return judges
+_LOSS_DOCUMENTS = 200
 
 
 @dataclasses.dataclass
@@ -78,10 +34,10 @@ class DigitsSuite:
 
     Attributes:
       engine: Generates (see `tasks.Generator`).
-      judges: From `train_judges`.
+      judges: From `judges.train_judges`.
       training, held_out: Documents of both splits.
       visual, audio: Tokenizers, for round trips.
-      losses: Held-out losses per modality of a list of documents, e.g. `losses.held_out_losses`; None leaves them out.
+      losses: Held-out losses per modality of a list of documents, see `losses.HeldOut`; None leaves them out.
       seed: Of all draws.
     """
 
@@ -92,7 +48,7 @@ class DigitsSuite:
     visual: VisualTokenizer
     audio: AudioTokenizer
     config: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
-    losses: Callable[[Sequence[Document]], dict[str, float]] | None = None
+    losses: Callable[[Sequence[Document]], dict[str, Any]] | None = None
     seed: int = 0
     report: Callable[[str], None] = print
 
@@ -118,9 +74,14 @@ class DigitsSuite:
         return self._results
 
     def _judge_accuracy(self) -> None:
-        for kind, judge in self.judges.items():
-            originals = media_sets.collect(self.held_out, _MODALITY[kind])
-            if not len(originals):
+        for name, kind, documents in (
+            ("image", "image", self.held_out),
+            ("video", "video", self.held_out),
+            ("speech", "speech", [d for d in self.held_out if d.meta.get("unseen_voice") is not False]),
+            ("known_voices", "speech", [d for d in self.held_out if d.meta.get("unseen_voice") is False]),
+        ):
+            judge, originals = self.judges.get(kind), media_sets.collect(documents, JUDGED_MODALITIES[kind])
+            if judge is None or not len(originals):
                 continue
             order = np.random.default_rng(self.seed).permutation(len(originals))[:_CEILING_ITEMS]
             originals = originals.take(order.tolist())
@@ -128,23 +89,33 @@ class DigitsSuite:
                 decoded = media_sets.round_trip_audio(self.audio, originals.values)
             else:
                 decoded = media_sets.round_trip_pictures(self.visual, originals.values)
-            self._references[kind] = originals, decoded
-            accuracy = self._results.judges[kind] = {"n": len(originals)}
-            for name, values in (("original", originals.values), ("round_trip", decoded)):
+            self._references[name] = originals, decoded
+            accuracy = self._results.judges[name] = {"n": len(originals)}
+            for which, values in (("original", originals.values), ("round_trip", decoded)):
                 seen = judge.predict(values)
                 right = {"digit": seen["digit"] == np.array(originals.digits)}
                 if "direction" in seen:
                     right["direction"] = seen["direction"] == np.array(originals.directions)
                     right["both"] = right["digit"] & right["direction"]
-                accuracy |= {f"{name}_{head}": float(values.mean()) for head, values in right.items()}
+                accuracy |= {f"{which}_{head}": float(hits.mean()) for head, hits in right.items()}
 
     def _losses(self) -> None:
-        if self.losses is not None:
-            self._results.losses = self.losses(self.held_out)
+        if self.losses is None:
+            return
+        documents = [
+            document
+            for task in sorted({str(document.meta.get("task")) for document in self.held_out})
+            for document in media_sets.of_task(self.held_out, task)[:_LOSS_DOCUMENTS]
+        ]
+        record = self.losses(documents)
+        self._results.routing = record.get("expert_use", {})
+        numbers = ("min_normalized_entropy", "max_violation")
+        self._results.numbers |= {name: record[name] for name in numbers if name in record}
+        self._results.losses = {name: value for name, value in record.items() if isinstance(value, float)}
 
-    def _context(self, kind: str, head: str = "digit") -> dict[str, float]:
+    def _context(self, kind: str, head: str = "digit", reference: str = "") -> dict[str, float]:
         """Original, ceiling and chance that stand beside a score."""
-        judge, accuracy = self.judges[kind], self._results.judges.get(kind, {})
+        judge, accuracy = self.judges[kind], self._results.judges.get(reference or kind, {})
         heads = ("digit", "direction") if head == "both" else (head,)
         chance = 1 / np.prod([len(judge.labels[name]) for name in heads])
         context = {"chance": float(chance)}
@@ -156,13 +127,18 @@ class DigitsSuite:
         self._results.scores[name] = score = Score.of(right, **context, **more)
         self.report(score.line(name.removesuffix("_accuracy")))
 
-    def _show(self, section: str, kind: str, values: Sequence[np.ndarray], documents: Sequence[Document], **lists: Any) -> None:
+    def _show(
+        self, section: str, kind: str, values: Sequence[np.ndarray], documents: Sequence[Document], **lists: Any
+    ) -> None:
         for i, value in enumerate(values):
             extra = {name: entries[i] for name, entries in lists.items()}
-            self._results.examples.append(Example(section, _MODALITY[kind], value, caption_of(documents[i]), **extra))
+            self._results.examples.append(
+                Example(section, JUDGED_MODALITIES[kind], value, caption_of(documents[i]), **extra)
+            )
 
     def _understand(self, task: str, kind: str, name: str) -> None:
         documents = media_sets.of_task(self.held_out, task)
+        documents = [document for document in documents if document.meta.get("unseen_voice") is not False]
         if not documents or kind not in self.judges:
             return
         documents = media_sets.balanced(documents, min(len(documents), max(self.config.samples, 1)))
@@ -170,20 +146,32 @@ class DigitsSuite:
         right = [digit_in(text) == document.meta["digit"] for text, document in zip(said, documents, strict=True)]
         exact = [same_words(text, caption_of(document)) for text, document in zip(said, documents, strict=True)]
         self._score(name, right, self._context(kind), exact=float(np.mean(exact)))
-        chosen = [i for i in range(len(right)) if not right[i]][:_SHOWN] + [i for i in range(len(right)) if right[i]][:_SHOWN]
-        values = [_medium(documents[i], _MODALITY[kind]) for i in chosen]
+        chosen = [i for i in range(len(right)) if not right[i]][:_SHOWN] + [i for i in range(len(right)) if right[i]][
+            :_SHOWN
+        ]
+        values = [_medium(documents[i], JUDGED_MODALITIES[kind]) for i in chosen]
         self._show(
-            task, kind, values, [documents[i] for i in chosen], answer=[said[i] for i in chosen], right=[right[i] for i in chosen]
+            task,
+            kind,
+            values,
+            [documents[i] for i in chosen],
+            answer=[said[i] for i in chosen],
+            right=[right[i] for i in chosen],
         )
 
     def _prompts(self, task: str, count: int, keys: Sequence[str] = ("digit",)) -> list[Document]:
         documents = media_sets.of_task(self.held_out, task) or media_sets.of_task(self.training, task)
+        # A voice that was never heard cannot be asked for; its recordings still serve listening.
+        documents = [d for d in documents if d.meta.get("unseen_voice") is not True] or documents
         return media_sets.balanced(documents, count, keys) if documents else []
 
-    def _show_real(self, task: str, kind: str) -> None:
-        originals, decoded = self._references.get(kind, (MediaSet([], [], []), []))
+    def _show_real(self, task: str, reference: str) -> None:
+        originals, decoded = self._references.get(reference, (MediaSet([], [], []), []))
+        kind = "speech" if reference == "known_voices" else reference
         first = [originals.digits.index(digit) for digit in sorted(set(originals.digits))]
-        captions = [Document((), {"caption": f"{originals.digits[i]} {originals.directions[i]}".strip()}) for i in first]
+        captions = [
+            Document((), {"caption": f"{originals.digits[i]} {originals.directions[i]}".strip()}) for i in first
+        ]
         self._show(f"{task}_real", kind, [originals.values[i] for i in first], captions)
         self._show(f"{task}_round_trip", kind, [decoded[i] for i in first], captions)
 
@@ -211,7 +199,12 @@ class DigitsSuite:
         # The first ones, right or wrong: a gallery that hides failures would mislead.
         shown = slice(0, count)
         self._show(
-            task, kind, values[shown], prompts[shown], answer=[str(s) for s in seen[shown]], right=[bool(r) for r in right[shown]]
+            task,
+            kind,
+            values[shown],
+            prompts[shown],
+            answer=[str(s) for s in seen[shown]],
+            right=[bool(r) for r in right[shown]],
         )
 
     def _speech(self) -> None:
@@ -221,16 +214,18 @@ class DigitsSuite:
         values = make(self.engine, prompts, "audio", seed=self.seed, stream=self._stream)
         seen = self.judges["speech"].predict(values)["digit"]
         right = [digit == prompt.meta["digit"] for digit, prompt in zip(seen, prompts, strict=True)]
-        self._score("speech_generation_accuracy", right, self._context("speech"))
-        self._show_real("speech_generation", "speech")
-        self._show_made("speech_generation", "speech", values, prompts, seen, right, 2 * _SHOWN)
+        reference = "known_voices" if "known_voices" in self._references else "speech"
+        self._score("speech_generation_accuracy", right, self._context("speech", reference=reference))
+        self._show_real("speech_generation", reference)
+        self._show_made("speech_generation", "speech", values, prompts, seen, right, _SHOWN + 2)
 
     def _videos(self) -> None:
         prompts = self._prompts("video_generation", self.config.videos, ("digit", "direction"))
-        if not prompts or "direction" not in self.judges.get("video", _NO_JUDGE).labels:
+        judge = self.judges.get("video")
+        if not prompts or judge is None or "direction" not in judge.labels:
             return
         values = make(self.engine, prompts, "video", seed=self.seed, stream=self._stream)
-        seen = self.judges["video"].predict(values)
+        seen = judge.predict(values)
         digit = seen["digit"] == np.array([prompt.meta["digit"] for prompt in prompts])
         direction = seen["direction"] == np.array([prompt.meta["direction"] for prompt in prompts])
         self._score("video_generation_accuracy", (digit & direction).tolist(), self._context("video", "both"))
@@ -238,13 +233,17 @@ class DigitsSuite:
         self._score("video_digit_accuracy", digit.tolist(), self._context("video", "digit"))
         self._show_real("video_generation", "video")
         answers = [f"{d} {where}" for d, where in zip(seen["digit"], seen["direction"], strict=True)]
-        self._show_made("video_generation", "video", values, prompts, answers, (digit & direction).tolist(), 2 * _SHOWN)
+        self._show_made(
+            "video_generation", "video", values, prompts, answers, (digit & direction).tolist(), 2 * _SHOWN - 2
+        )
 
     def _text(self) -> None:
         documents = media_sets.of_task(self.held_out, "text")
         if not documents:
             return
-        data = "\n".join(str(span.value) for document in documents for span in document.spans).encode("utf-8", "surrogatepass")
+        data = "".join(str(span.value) for document in documents for span in document.spans).encode(
+            "utf-8", "surrogatepass"
+        )
         numbers = self._results.numbers
         numbers |= {"order0": order0_bits_per_byte(data), "zlib": zlib_bits_per_byte(data)}
         if self.losses is not None:
@@ -255,9 +254,6 @@ class DigitsSuite:
         said = make(self.engine, prompts, "text", seed=self.seed, stream=self._stream, whole=True)
         for prompt, text in zip(prompts, said, strict=True):
             self._results.examples.append(Example("text", "text", np.zeros(0), str(prompt.spans[0].value), text))
-
-
-_NO_JUDGE = Judge("image", {}, {}, ())
 
 
 def caption_of(document: Document) -> str:

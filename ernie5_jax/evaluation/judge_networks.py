@@ -32,7 +32,7 @@ def init(kind: Kind, shape: tuple[int, ...], heads: dict[str, int], seed: int) -
         widths = (shape[-1], *_SPEECH_WIDTHS)
         for i in range(len(_SPEECH_WIDTHS)):
             add(f"conv{i}", 5, widths[i], widths[i + 1])
-        features = {name: 2 * widths[-1] for name in heads}
+        features = dict.fromkeys(heads, 2 * widths[-1])
     else:
         widths = (shape[-1], *_PICTURE_WIDTHS)
         for i in range(len(_PICTURE_WIDTHS)):
@@ -40,7 +40,7 @@ def init(kind: Kind, shape: tuple[int, ...], heads: dict[str, int], seed: int) -
         height, width = (-(-side // 4) for side in shape[-3:-1])
         flat = height * width * widths[-1]
         add("hidden", flat, 96)
-        features = {name: 96 for name in heads}
+        features = dict.fromkeys(heads, 96)
         if "direction" in heads:  # read from where things are in each frame, not from what they are
             features["direction"] = VIDEO_FRAMES * 96
     for name, classes in heads.items():
@@ -104,9 +104,7 @@ def _picture_trunk(params: Params, x: jax.Array) -> jax.Array:
 
 def _speech_trunk(params: Params, x: jax.Array) -> jax.Array:
     for i in range(len(_SPEECH_WIDTHS)):
-        x = jax.lax.conv_general_dilated(
-            x, params[f"conv{i}.w"], (2,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
-        )
+        x = jax.lax.conv_general_dilated(x, params[f"conv{i}.w"], (2,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
         x = jax.nn.relu(x + params[f"conv{i}.b"])
     return jnp.concatenate([x.mean(1), x.max(1)], -1)
 

@@ -18,9 +18,14 @@ from tqdm import tqdm
 
 from ernie5_jax.evaluation import judge_networks as networks
 from ernie5_jax.evaluation.errors import EvaluationError
+from ernie5_jax.evaluation.media_sets import collect
 from ernie5_jax.evaluation.speech_features import HOP_SECONDS, MELS, log_mel
+from ernie5_jax.sequence.types import Document
 
 Label = int | str
+
+JUDGED_MODALITIES: dict[str, str] = {"image": "image", "video": "video", "speech": "audio"}
+"""Modality of the spans each judge reads."""
 
 _PREDICT_BATCH = 128
 _LONGEST_CLIP_SECONDS = 1.2
@@ -84,7 +89,9 @@ class Judge:
                 arrays = {name: stored[name] for name in stored.files}
             description = json.loads(str(arrays.pop("description")))
         except (OSError, ValueError, KeyError) as error:
-            raise EvaluationError(f"judge {path}: found an unreadable file ({error}), allowed: one by Judge.save") from None
+            raise EvaluationError(
+                f"judge {path}: found an unreadable file ({error}), allowed: one by Judge.save"
+            ) from None
         return cls(
             kind=description["kind"],
             labels={head: tuple(names) for head, names in description["labels"].items()},
@@ -150,6 +157,49 @@ def train_judge(
     for i in tqdm(range(steps), desc=f"{kind} judge", disable=not progress, leave=False):
         state = step(state, key, i, data, index)
     return Judge(kind, names, state[0], shape, sample_rate)
+
+
+def train_judges(
+    documents: Sequence[Document],
+    *,
+    steps: int,
+    seed: int = 0,
+    sample_rate: int = 0,
+    folder: Path | None = None,
+    progress: bool = False,
+) -> dict[str, Judge]:
+    """Trains the judges "image", "video" and "speech" on what `documents` (training split) contain.
+
+    Args:
+      documents: With `digit` (and `direction`) in their meta.
+      steps: Per judge.
+      sample_rate: Hz of the audio.
+      folder: Where finished judges are kept; those already there are loaded instead.
+    """
+    judges: dict[str, Judge] = {}
+    for kind, modality in JUDGED_MODALITIES.items():
+        path = folder / f"{kind}.npz" if folder else None
+        if path and path.exists():
+            judges[kind] = Judge.load(path)
+            continue
+        media = collect(documents, modality)
+        if not len(media):
+            continue
+        labels: dict[str, Any] = {"digit": media.digits}
+        if kind == "video" and all(media.directions):
+            labels["direction"] = media.directions
+        judges[kind] = train_judge(
+            cast(networks.Kind, kind),
+            media.values,
+            labels,
+            steps=steps,
+            seed=seed,
+            sample_rate=sample_rate if kind == "speech" else 0,
+            progress=progress,
+        )
+        if path:
+            judges[kind].save(path)
+    return judges
 
 
 def _input_shape(kind: networks.Kind, media: Sequence[np.ndarray], sample_rate: int) -> tuple[int, ...]:

@@ -64,7 +64,9 @@ class HeldOut:
             )
             for document in documents
         ]
-        packed = [pack([rows[i] for i in plan], config.sequence, config.model) for plan in plan_rows(sizes, config.sequence)]
+        packed = [
+            pack([rows[i] for i in plan], config.sequence, config.model) for plan in plan_rows(sizes, config.sequence)
+        ]
         count = config.training.evaluate_rows
         found = []
         for start in range(0, len(packed), count):

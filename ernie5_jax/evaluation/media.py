@@ -50,14 +50,15 @@ def movie(video: UInt8[np.ndarray, "t h w c"], codec: str = "vp9") -> bytes:
       ValueError: The installed PyAV cannot encode it.
     """
     import av
+    from av.video.stream import VideoStream
 
     name, container_format = {"vp9": ("libvpx-vp9", "webm"), "h264": ("libx264", "mp4")}[codec]
     video = enlarge(video)
     buffer = io.BytesIO()
-    options = {"movflags": "faststart"} if container_format == "mp4" else {}
-    with av.open(buffer, "w", format=container_format, options=options) as container:
+    with av.open(buffer, "w", format=container_format) as container:
         quality = {"crf": "24", "b": "0"} if codec == "vp9" else {"crf": "18"}
         stream = container.add_stream(name, rate=fractions.Fraction(FRAMES_PER_SECOND), options=quality)
+        assert isinstance(stream, VideoStream)
         stream.height, stream.width = video.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for frame in video:

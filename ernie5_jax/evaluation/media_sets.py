@@ -32,7 +32,9 @@ class MediaSet:
         return len(self.values)
 
     def take(self, indices: Sequence[int]) -> MediaSet:
-        return MediaSet(*([part[i] for i in indices] for part in (self.values, self.digits, self.directions)))
+        return MediaSet(
+            [self.values[i] for i in indices], [self.digits[i] for i in indices], [self.directions[i] for i in indices]
+        )
 
 
 def collect(documents: Iterable[Document], modality: str) -> MediaSet:
@@ -79,7 +81,9 @@ def balanced(documents: Sequence[Document], count: int, keys: Sequence[str] = ("
     return [ordered[i % len(ordered)][(i // len(ordered)) % len(ordered[i % len(ordered)])] for i in range(count)]
 
 
-def round_trip_pictures(tokenizer: VisualTokenizer, pictures: Sequence[np.ndarray], batch: int = 32) -> list[np.ndarray]:
+def round_trip_pictures(
+    tokenizer: VisualTokenizer, pictures: Sequence[np.ndarray], batch: int = 32
+) -> list[np.ndarray]:
     """Images uint8 [H, W, 3] or videos uint8 [T, H, W, 3] of one size through quantisation and back."""
     from ernie5_jax.vision import ScalePyramid
 

@@ -132,7 +132,9 @@ def _tiles(results: Results) -> list[dict[str, str]]:
         if key in results.scores and key != "video_digit_accuracy":
             tiles.append({"name": SCORE_NAMES[key][0], "value": f"{100 * results.scores[key].value:.1f}", "unit": "%"})
     if results.numbers.get("text_bits_per_byte") is not None:
-        tiles.append({"name": "Model text", "value": f"{results.numbers['text_bits_per_byte']:.2f}", "unit": "bits/byte"})
+        tiles.append(
+            {"name": "Model text", "value": f"{results.numbers['text_bits_per_byte']:.2f}", "unit": "bits/byte"}
+        )
     return tiles
 
 
@@ -178,8 +180,10 @@ def _images(results: Results) -> dict[str, list[dict[str, Any]]]:
 
 def _text_bars(results: Results) -> Markup:
     names = {"text_bits_per_byte": "this model", "zlib": "zlib", "order0": "byte frequencies"}
-    entries = [(label, results.numbers[k], f"{results.numbers[k]:.2f}") for k, label in names.items() if k in results.numbers]
-    return Markup(charts.bars(entries, "bits per byte", highlight="this model")) if entries else Markup("")
+    entries = [
+        (label, results.numbers[k], f"{results.numbers[k]:.2f}") for k, label in names.items() if k in results.numbers
+    ]
+    return Markup(charts.bars(entries, highlight="this model")) if entries else Markup("")
 
 
 def _experts(results: Results) -> list[dict[str, Any]]:
@@ -188,16 +192,22 @@ def _experts(results: Results) -> list[dict[str, Any]]:
     experts = len(next(iter(results.routing.values()))[0])
     scale = min(1.0, 4 / experts)
     return [
-        {"name": _INPUT_NAMES.get(kind, kind), "chart": Markup(charts.heatmap(layers, f"expert use, {kind}", scale)), "scale": scale}
+        {
+            "name": _INPUT_NAMES.get(kind, kind),
+            "chart": Markup(charts.heatmap(layers, f"expert use, {kind}", scale)),
+            "scale": scale,
+        }
         for kind, layers in results.routing.items()
     ]
 
 
 def _timing(summary: dict[str, Any]) -> dict[str, Any]:
-    seconds: dict[str, float] = {k: v for k, v in (summary.get("seconds") or {}).items() if v is not None and k != "total"}
+    seconds: dict[str, float] = {
+        k: v for k, v in (summary.get("seconds") or {}).items() if v is not None and k != "total"
+    }
     total = sum(seconds.values())
     entries = [(name.replace("_", " "), value, _duration(value)) for name, value in seconds.items()]
-    return {"total": _duration(total), "chart": Markup(charts.bars(entries, "seconds")) if entries else Markup("")}
+    return {"total": _duration(total), "chart": Markup(charts.bars(entries)) if entries else Markup("")}
 
 
 def _duration(seconds: float) -> str:

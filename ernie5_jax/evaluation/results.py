@@ -73,7 +73,9 @@ class Results:
     def save(self, folder: Path) -> None:
         """Writes `examples.npz` and then `results.json`, each atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        described = [{f: getattr(e, f) for f in ("section", "modality", "caption", "answer", "right")} for e in self.examples]
+        described = [
+            {f: getattr(e, f) for f in ("section", "modality", "caption", "answer", "right")} for e in self.examples
+        ]
         arrays: dict[str, Any] = {f"value{i}": example.value for i, example in enumerate(self.examples)}
         temporary = folder / f".examples.{os.getpid()}.tmp"
         with open(temporary, "wb") as file:
@@ -94,7 +96,9 @@ class Results:
                 described = json.loads(str(stored["description"]))
                 examples = [Example(value=stored[f"value{i}"], **fields) for i, fields in enumerate(described)]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EvaluationError(f"results {folder}: found none that can be read ({error}), run the evaluation first") from None
+            raise EvaluationError(
+                f"results {folder}: found none that can be read ({error}), run the evaluation first"
+            ) from None
         plain["scores"] = {name: Score.from_json(score) for name, score in plain["scores"].items()}
         return cls(**plain, examples=examples)
 
@@ -112,7 +116,11 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    if isinstance(value, np.generic | np.ndarray) or hasattr(value, "__jax_array__") or hasattr(value, "addressable_shards"):
+    if (
+        isinstance(value, np.generic | np.ndarray)
+        or hasattr(value, "__jax_array__")
+        or hasattr(value, "addressable_shards")
+    ):
         return _plain(np.asarray(value).tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None

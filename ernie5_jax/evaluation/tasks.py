@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from ernie5_jax.config import GenerationConfig
+from ernie5_jax.generation.engine import Request
 from ernie5_jax.sequence.types import Document
 
 
 class Generator(Protocol):
     """What the suites need of `generation.Engine`."""
 
-    def generate(self, requests: Sequence[Any], seed: int) -> list[Any]:
+    @property
+    def config(self) -> GenerationConfig: ...
+
+    def generate(self, requests: Sequence[Request], *, seed: int, config: GenerationConfig | None = None) -> list[Any]:
         """Results in the order of the requests, with `.text`, `.image`, `.video` or `.audio` set."""
         ...
 
@@ -24,12 +30,12 @@ def prompt_of(document: Document) -> Document:
 def make(
     engine: Generator,
     documents: Sequence[Document],
-    to: str,
+    to: Literal["text", "image", "video", "audio"],
     *,
     seed: int,
     stream: int = 0,
     whole: bool = False,
-    options: dict[str, Any] | None = None,
+    config: GenerationConfig | None = None,
 ) -> list[Any]:
     """One draw of modality `to` per document.
 
@@ -38,15 +44,14 @@ def make(
       documents: Whole documents (the last span is left out of the prompt), or prompts where `whole`.
       to: "text", "image", "video" or "audio".
       seed: Of the evaluation; `stream` tells its tasks apart, so that no two share a draw.
-      options: Overrides of the generation settings.
+      config: Generation settings instead of the engine's own.
     """
-    from ernie5_jax.generation import Request
-
-    prompts = [document if whole else prompt_of(document) for document in documents]
-    requests = [Request(prompt, to, dict(options or {})) for prompt in prompts]
-    return [getattr(result, to) for result in engine.generate(requests, seed=1000 * seed + stream)]
+    requests = [Request(document if whole else prompt_of(document), to) for document in documents]
+    results = engine.generate(requests, seed=1000 * seed + stream, config=config)
+    return [getattr(result, to) for result in results]
 
 
 def ask(engine: Generator, documents: Sequence[Document], *, seed: int, stream: int = 0) -> list[str]:
     """What the model writes, most likely token by token, in place of each document's last (text) span."""
-    return make(engine, documents, "text", seed=seed, stream=stream, options={"temperature": 0.0})
+    greedy = dataclasses.replace(engine.config, temperature=0.0)
+    return make(engine, documents, "text", seed=seed, stream=stream, config=greedy)
