@@ -76,7 +76,7 @@ class SourceConfig:
     """One stream of documents of a mixture.
 
     Attributes:
-      path: Folder of prepared document shards, or empty when `world` or `tfds` makes them.
+      path: Folder of prepared document shards or a .jsonl manifest, or empty when `world` or `tfds` makes them.
       world: Name of a built-in world ("digits", "tiny", "digits_recorded").
       tfds: TFDS name; `mapping` says which feature becomes which span.
       mapping: Span template of a TFDS example, e.g. `{"image": "image", "caption": "label"}`.
@@ -108,14 +108,18 @@ class DataConfig:
     Attributes:
       sources: Named sources.
       task_weights: Share of documents per task name (see `data.tasks`); empty means as they come.
+      audio_corruption: Understood audio of a training document has a share of its codes, drawn from U(0, this),
+        replaced by random ones.
       prefetch: Batches prepared ahead.
     """
 
     sources: dict[str, SourceConfig] = dataclasses.field(default_factory=dict)
     task_weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    audio_corruption: float = 0.0
     prefetch: int = 2
 
     def __post_init__(self):
+        require(0 <= self.audio_corruption < 1, "audio_corruption", self.audio_corruption, "0 <= share < 1")
         require(self.prefetch >= 0, "prefetch", self.prefetch, ">= 0")
         for key, weight in self.task_weights.items():
             require(weight >= 0, f"task_weights.{key}", weight, ">= 0")

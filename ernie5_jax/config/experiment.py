@@ -79,6 +79,7 @@ IDENTITY_KEYS = (
     "sequence",
     "data.sources",
     "data.task_weights",
+    "data.audio_corruption",
     "optimizer",
     "loss",
     "elastic",
