@@ -224,7 +224,9 @@ class DigitsSuite:
         judge = self.judges.get("video")
         if not prompts or judge is None or "direction" not in judge.labels:
             return
-        values = make(self.engine, prompts, "video", seed=self.seed, stream=self._stream)
+        # As long as the held-out clips, which the judge was trained on.
+        config = dataclasses.replace(self.engine.config, video_frames=len(_medium(prompts[0], "video")))
+        values = make(self.engine, prompts, "video", seed=self.seed, stream=self._stream, config=config)
         seen = judge.predict(values)
         digit = seen["digit"] == np.array([prompt.meta["digit"] for prompt in prompts])
         direction = seen["direction"] == np.array([prompt.meta["direction"] for prompt in prompts])

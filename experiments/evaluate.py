@@ -1,0 +1,71 @@
+"""Evaluates a checkpoint and writes JSON: losses per modality and task scores.
+
+    python -m experiments.evaluate --checkpoint=runs/quickstart --suite=digits --out=scores.json
+    python -m experiments.evaluate --checkpoint=runs/quickstart --manifest=documents.jsonl
+
+A suite trains small judges on real training data and prints, beside every score, their accuracy on held-out originals
+and on tokenizer round trips (the ceiling), and chance. A manifest needs no judge: its documents go through the training
+objective, and captions are compared with what the model writes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from absl import flags
+
+from experiments import cli
+
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Run folder or one of its checkpoints.", required=True)
+_SUITE = flags.DEFINE_string("suite", "", "Built-in suite; empty takes the checkpoint's own.")
+_MANIFEST = flags.DEFINE_string("manifest", "", "JSONL manifest to evaluate on instead of a suite.")
+_OUT = flags.DEFINE_string("out", "", "JSON file to write; empty prints to standard output.")
+_SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task of a suite; 0 takes the checkpoint's own.", lower_bound=0)
+_DATA = flags.DEFINE_string("data", "", "Where built-in worlds keep their files; empty is the user's cache.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of judges and draws.", lower_bound=0)
+
+
+def main(argv):
+    del argv
+    from ernie5_jax.errors import UserError
+    from ernie5_jax.evaluation import pipeline, write_json
+
+    if _SUITE.value and _MANIFEST.value:
+        raise UserError(f"flag --manifest: found {_MANIFEST.value!r} beside --suite, allowed: one of the two")
+    opened = pipeline.open_checkpoint(_CHECKPOINT.value)
+    content = _manifest(opened) if _MANIFEST.value else _suite(opened)
+    content = {"checkpoint": _CHECKPOINT.value, **content}
+    if _OUT.value:
+        write_json(Path(_OUT.value), content)
+        print(_OUT.value)
+    else:
+        print(json.dumps(content, indent=2))
+
+
+def _manifest(opened):
+    from ernie5_jax.data.manifest import check_manifest
+    from ernie5_jax.evaluation import pipeline
+
+    manifest = check_manifest(_MANIFEST.value, opened.config)
+    documents = [manifest[i] for i in range(len(manifest))]
+    return {"manifest": _MANIFEST.value, **pipeline.evaluate_documents(opened, documents, seed=_SEED.value)}
+
+
+def _suite(opened):
+    import dataclasses
+    import sys
+
+    from ernie5_jax.evaluation import pipeline
+
+    config = opened.config.evaluation
+    config = dataclasses.replace(config, suite=_SUITE.value or config.suite, samples=_SAMPLES.value or config.samples)
+    folder = Path(_DATA.value) if _DATA.value else cli.cache_folder() / "worlds"
+    training, held_out = (pipeline.world_documents(opened.config, split, folder) for split in ("train", "test"))
+    report = lambda line: print(line, file=sys.stderr)  # noqa: E731 (standard output is for the JSON)
+    results = pipeline.evaluate_suite(opened, training, held_out, config=config, seed=_SEED.value, report=report)
+    return {"step": opened.step, **results.to_json()}
+
+
+if __name__ == "__main__":
+    cli.run(main)
