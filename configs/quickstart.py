@@ -42,4 +42,5 @@ def get_config():
     config.optimizer.decay_fraction = 0.3
     config.parallel.data = 2
     config.generation.guidance = 1.5
+    config.generation.video_frames = 5
     return config

@@ -1,8 +1,7 @@
 """A model that needs nothing prepared and reaches its first step within a minute; elastic masks are on."""
 
 from configs import quickstart
-
-from ernie5_jax.config import SourceConfig, to_plain
+from ernie5_jax.config import CAPACITIES, SourceConfig, to_plain
 
 
 def get_config():
@@ -23,7 +22,7 @@ def get_config():
     config.model.dense_width = 32
     config.text.vocab_size = 384
     config.model.vocab_size = 384
-    config.visual.channels = (8, 12, 16)
+    config.visual.channels = (12, 16)
     config.visual.bits = 6
     config.model.visual_bits = 6
     config.model.vision_feature_dim = 16
@@ -37,7 +36,14 @@ def get_config():
     config.audio.training.batch_size = 8
     config.audio.griffin_lim_iterations = 8
     config.sequence.length = 160
-    for key in ("text_targets", "visual_inputs", "visual_targets", "understand_inputs", "audio_inputs", "audio_targets"):
+    for key in (
+        "text_targets",
+        "visual_inputs",
+        "visual_targets",
+        "understand_inputs",
+        "audio_inputs",
+        "audio_targets",
+    ):
         config.sequence[key] = 0
     config.training.steps = 200
     config.training.batch_rows = 4

@@ -3,8 +3,10 @@
 from ernie5_jax.data.documents import TASKS, ConcatSource, DocumentSource, ListSource, captioned, infer_task, passage
 from ernie5_jax.data.encoding import (
     EncodedDocuments,
+    Encoder,
     Tokenizers,
     encode_documents,
+    encode_in_memory,
     encode_videos,
     split_text,
     unique_media,
@@ -28,6 +30,7 @@ __all__ = [
     "DocumentShards",
     "DocumentSource",
     "EncodedDocuments",
+    "Encoder",
     "HeldOutRows",
     "ListSource",
     "Loader",
@@ -41,6 +44,7 @@ __all__ = [
     "captioned",
     "check_manifest",
     "encode_documents",
+    "encode_in_memory",
     "encode_videos",
     "infer_task",
     "load_builder",

@@ -125,7 +125,7 @@ def encode_documents(
             f"folder '{shards.folder}': found audio at {shards.sample_rate} Hz, allowed: {audio.sample_rate} Hz"
         )
     tokenizers = Tokenizers(text, visual, audio)
-    encoder = _Encoder(tokenizers, sequence, DROPOUT_RESERVE if text_dropout else 1.0)
+    encoder = Encoder(tokenizers, sequence, DROPOUT_RESERVE if text_dropout else 1.0)
     identity = {
         "documents": shards.fingerprint(),
         "tokenizers": tokenizers.fingerprints(),
@@ -169,16 +169,40 @@ def _text_tokens(document: EncodedDocument) -> int:
     return sum(len(span.value.ids) for span in document.spans if isinstance(span.value, EncodedText))
 
 
-class _Encoder:
+def encode_in_memory(
+    documents: Sequence[Document], tokenizers: Tokenizers, sequence: SequenceConfig
+) -> list[EncodedDocument]:
+    """Tokenises a few documents without writing them, e.g. prompts; what does not fit is refused when laid out.
+
+    Raises:
+      DataError: A span that a tokenizer refuses.
+    """
+    encoder = Encoder(tokenizers, sequence, 1.0)
+    visual, audio = encoder.media(documents, 0)
+    return [encoder.whole(document, visual, audio)[0] for document in documents]
+
+
+class Encoder:
+    """Tokenises documents in memory; `reserve` is the room that text needs, in units of its plain length."""
+
     def __init__(self, tokenizers: Tokenizers, sequence: SequenceConfig, reserve: float):
         self.tokenizers, self.sequence, self.reserve = tokenizers, sequence, reserve
         self.capacity = row_capacity(sequence)
         # BOS and EOS are positions, EOS is a target.
         self.max_tokens = int(min((self.capacity.length - 2) / reserve, (self.capacity.text_targets - 1) / reserve))
 
-    def encode(self, documents: list[Document], first: int) -> list[bytes]:
-        visual, audio = self._media(documents, first)
-        records, problems = [], []
+    def encode(self, documents: Sequence[Document], first: int = 0) -> list[bytes]:
+        """Records of `documents`, numbered from `first` in messages."""
+        return [pack_encoded(*pair) for pair in self.pairs(documents, first)]
+
+    def pairs(self, documents: Sequence[Document], first: int = 0) -> list[tuple[EncodedDocument, list[str | None]]]:
+        """Encoded documents and the texts of their text spans; one for each document, several for long prose.
+
+        Raises:
+          DataError: Documents that overflow a capacity, or media that a tokenizer refuses.
+        """
+        visual, audio = self.media(documents, first)
+        pairs, problems = [], []
         for number, document in enumerate(documents):
             name = f"document {first + number}"
             if "source" in document.meta:
@@ -187,13 +211,13 @@ class _Encoder:
                 for encoded, texts in self._document(document, visual, audio):
                     size = document_size(encoded, self.tokenizers.visual.scales, text_reserve=self.reserve)
                     check_fits(size, self.capacity, name)
-                    records.append(pack_encoded(encoded, texts))
+                    pairs.append((encoded, texts))
             except SequenceError as error:
                 problems.append(str(error) if name in str(error) else f"{name}: {error}")
         if problems:
             lines = "".join(f"\n  {problem}" for problem in problems)
             raise DataError(f"documents: found {len(problems)} that do not fit a row, allowed: none{lines}")
-        return records
+        return pairs
 
     def _document(
         self, document: Document, visual: dict[int, EncodedVisual], audio: dict[int, EncodedAudio]
@@ -205,6 +229,16 @@ class _Encoder:
                 span = EncodedSpan("text", document.spans[0].role, value)
                 yield EncodedDocument((span,), meta), [piece]
             return
+        yield self.whole(document, visual, audio, meta)
+
+    def whole(
+        self,
+        document: Document,
+        visual: dict[int, EncodedVisual],
+        audio: dict[int, EncodedAudio],
+        meta: dict[str, Any] | None = None,
+    ) -> tuple[EncodedDocument, list[str | None]]:
+        """The document span by span, and the text of its text spans."""
         spans, texts = [], []
         for span in document.spans:
             value, text = span.value, None
@@ -218,12 +252,14 @@ class _Encoder:
                 value = found
             spans.append(EncodedSpan(span.modality, span.role, value))
             texts.append(text)
-        yield EncodedDocument(tuple(spans), meta), texts
+        return EncodedDocument(tuple(spans), document.meta if meta is None else meta), texts
 
     def _text(self, text: str) -> EncodedText:
         return EncodedText(self.tokenizers.text.encode(text), len(text.encode("utf-8", "surrogatepass")))
 
-    def _media(self, documents: list[Document], first: int) -> tuple[dict[int, EncodedVisual], dict[int, EncodedAudio]]:
+    def media(
+        self, documents: Sequence[Document], first: int
+    ) -> tuple[dict[int, EncodedVisual], dict[int, EncodedAudio]]:
         """Encodings of all raw media by the id of their array; equal media (two directions) are encoded once."""
         clips: dict[tuple[int, ...], _Unique] = {}
         waves = _Unique()

@@ -1,7 +1,7 @@
 """Generation: the same model, one group of tokens per forward, over a key-value cache."""
 
 from ernie5_jax.generation.audio import AudioTrace, generate_audio
-from ernie5_jax.generation.engine import Engine, GenerationError, Request, Result, Tokenizers
+from ernie5_jax.generation.engine import Engine, GenerationError, Request, Result
 from ernie5_jax.generation.sampling import SamplingParams, row_keys, sampling_params
 from ernie5_jax.generation.stepping import Cursor, Weights, advance, prompt_batch
 from ernie5_jax.generation.text import TextTrace, generate_text
@@ -16,7 +16,6 @@ __all__ = [
     "Result",
     "SamplingParams",
     "TextTrace",
-    "Tokenizers",
     "VisualTrace",
     "Weights",
     "advance",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ernie5_jax.audio.protocol import AudioTokenizer
 from ernie5_jax.config import GenerationConfig, ModelConfig, SequenceConfig
+from ernie5_jax.data import Tokenizers, encode_in_memory
 from ernie5_jax.errors import UserError
 from ernie5_jax.generation.audio import generate_audio
 from ernie5_jax.generation.sampling import SamplingParams, row_keys, sampling_params
@@ -21,8 +21,6 @@ from ernie5_jax.generation.text import generate_text
 from ernie5_jax.generation.visual import generate_visual
 from ernie5_jax.model import ElasticMask, Params, empty_cache, make_apply
 from ernie5_jax.sequence import Document, EncodedDocument, Modality, Prompt, layout_prompt
-from ernie5_jax.text.protocol import TextTokenizer
-from ernie5_jax.vision.protocol import VisualTokenizer
 from ernie5_jax.vision.pyramid import ScalePyramid
 
 PROMPT_BUCKET = 32
@@ -33,16 +31,6 @@ HEADS = {"text": "text", "image": "visual", "video": "visual", "audio": "audio"}
 
 class GenerationError(UserError):
     """A request that cannot be served."""
-
-
-class Tokenizers(Protocol):
-    """The three tokenizers of a checkpoint, and how they encode a document."""
-
-    text: TextTokenizer
-    visual: VisualTokenizer
-    audio: AudioTokenizer
-
-    def encode_documents(self, documents: Sequence[Document]) -> list[EncodedDocument]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +130,7 @@ class Engine:
 
     def _encode(self, documents: Sequence[Document | EncodedDocument]) -> list[EncodedDocument]:
         raw = [i for i, document in enumerate(documents) if isinstance(document, Document)]
-        encoded = iter(self.tokenizers.encode_documents([documents[i] for i in raw])) if raw else iter(())  # type: ignore[misc]
+        encoded = iter(encode_in_memory([documents[i] for i in raw], self.tokenizers, self.sequence))  # type: ignore[misc]
         return [next(encoded) if isinstance(document, Document) else document for document in documents]
 
     def _batch(self, modality, documents, numbers, samples, seed, config: GenerationConfig) -> list[Result]:

@@ -147,4 +147,5 @@ def advance(
     output = apply(
         weights.params, weights.router_bias, batch, weights.mask, cache=cursor.cache, rows=rows, **kwargs
     )
+    assert output.cache is not None, "a cache was given"
     return output, output.cache

@@ -55,14 +55,14 @@ class EncodedVisual:
 
     Attributes:
       latents: float [t, h, w, C] before quantisation; read by generate spans.
+      features: float [t, h', w', K, D] pre-quantiser features on the merged grid; read by understand spans.
       bits: int8 [t, P, C], scales concatenated coarse to fine; read by generate spans that have no latents (already
         tokenised, so without self-correction).
-      features: float [t, h', w', K, D] pre-quantiser features on the merged grid; read by understand spans.
     """
 
     latents: np.ndarray | None = None
-    bits: np.ndarray | None = None
     features: np.ndarray | None = None
+    bits: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""Real handwriting and recordings, an hour on two cores. Name their folder:
+
+--config.data.sources.recorded.options.folder=PATH (see `ernie5_jax.data.worlds.recorded` for the files in it).
+"""
+
+from configs import quickstart
+from ernie5_jax.config import SourceConfig, to_plain
+
+
+def get_config():
+    config = quickstart.get_config()
+    config.name = "digits_recorded"
+    with config.unlocked():
+        source = SourceConfig(world="digits_recorded", options={"folder": ""})
+        config.data.sources = {"recorded": to_plain(source)}
+    config.data.audio_corruption = 0.2
+    config.visual.training.steps = 2000
+    config.audio.training.steps = 2800
+    config.training.steps = 4500
+    config.training.checkpoint_every = 500
+    return config
