@@ -21,8 +21,8 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Run folder or one of its 
 _SUITE = flags.DEFINE_string("suite", "", "Built-in suite; empty takes the checkpoint's own.")
 _MANIFEST = flags.DEFINE_string("manifest", "", "JSONL manifest to evaluate on instead of a suite.")
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; empty prints to standard output.")
-_SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task of a suite; 0 takes the checkpoint's own.", lower_bound=0)
-_DATA = flags.DEFINE_string("data", "", "Where built-in worlds keep their files; empty is the user's cache.")
+_SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task of a suite; 0 takes its own number.", lower_bound=0)
+_DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of judges and draws.", lower_bound=0)
 
 
@@ -56,12 +56,14 @@ def _suite(opened):
     import dataclasses
     import sys
 
+    from ernie5_jax.data import SPLITS
     from ernie5_jax.evaluation import pipeline
+    from ernie5_jax.training.checkpoint import find_checkpoint
 
     config = opened.config.evaluation
     config = dataclasses.replace(config, suite=_SUITE.value or config.suite, samples=_SAMPLES.value or config.samples)
-    folder = Path(_DATA.value) if _DATA.value else cli.cache_folder() / "worlds"
-    training, held_out = (pipeline.world_documents(opened.config, split, folder) for split in ("train", "test"))
+    folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
+    training, held_out = (pipeline.split_documents(opened.config, folder, split) for split in SPLITS)
     report = lambda line: print(line, file=sys.stderr)  # noqa: E731 (standard output is for the JSON)
     results = pipeline.evaluate_suite(opened, training, held_out, config=config, seed=_SEED.value, report=report)
     return {"step": opened.step, **results.to_json()}

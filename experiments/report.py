@@ -1,6 +1,6 @@
 """Writes the HTML report of a run that was evaluated: one page that needs no other file.
 
-    python -m experiments.report --workdir=runs/quickstart
+python -m experiments.report --workdir=runs/quickstart
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from absl import flags
 
 from experiments import cli
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Run folder with summary.json, evaluation/, metrics.jsonl.", required=True)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Run folder with summary.json, evaluation/, metrics.jsonl.", required=True
+)
 _OUT = flags.DEFINE_string("out", "", "Page to write; empty is report.html in the run folder.")
 _TITLE = flags.DEFINE_string("title", "", "Heading; empty is the name of the folder.")
 

@@ -7,13 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ernie5_jax.audio import AudioTokenizer, load_audio_tokenizer
-from ernie5_jax.config import EvaluationConfig, ExperimentConfig, SequenceConfig
-from ernie5_jax.data.encoding import Tokenizers
-from ernie5_jax.data.encoding import _Encoder as Encoder
-from ernie5_jax.data.media import MediaFormat
-from ernie5_jax.data.records import unpack_encoded
-from ernie5_jax.data.worlds import world_sources
+from ernie5_jax.audio import load_audio_tokenizer
+from ernie5_jax.config import EvaluationConfig, ExperimentConfig
+from ernie5_jax.data import Tokenizers, encode_in_memory, prepare_documents
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.digits import DigitsSuite
 from ernie5_jax.evaluation.errors import EvaluationError
@@ -23,32 +19,13 @@ from ernie5_jax.evaluation.results import Results
 from ernie5_jax.evaluation.scores import Score
 from ernie5_jax.evaluation.tasks import ask
 from ernie5_jax.generation import Engine
-from ernie5_jax.sequence import Document, EncodedDocument
-from ernie5_jax.text import TextTokenizer, load_text_tokenizer
+from ernie5_jax.sequence import Document
+from ernie5_jax.text import load_text_tokenizer
 from ernie5_jax.training.accounting import parameter_totals
 from ernie5_jax.training.restore import load_run
-from ernie5_jax.vision import VisualTokenizer, load_visual_tokenizer
+from ernie5_jax.vision import load_visual_tokenizer
 
 SUITES = ("digits",)
-
-
-@dataclasses.dataclass
-class MemoryTokenizers:
-    """The tokenizers of a checkpoint, encoding documents in memory (see `generation.Tokenizers`)."""
-
-    text: TextTokenizer
-    visual: VisualTokenizer
-    audio: AudioTokenizer
-    sequence: SequenceConfig
-
-    def encode_documents(self, documents: Sequence[Document]) -> list[EncodedDocument]:
-        """Encodes documents; long prose is cut at word boundaries into several.
-
-        Raises:
-          DataError: A document does not fit a row.
-        """
-        encoder = Encoder(Tokenizers(self.text, self.visual, self.audio), self.sequence, 1.0)
-        return [unpack_encoded(record)[0] for record in encoder.encode(list(documents), 0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +46,7 @@ class Opened:
 
     def losses(self, documents: Sequence[Document]) -> dict[str, Any]:
         """Losses, routing and bits per byte of raw documents, see `HeldOut`."""
-        return self.held_out(self.engine.tokenizers.encode_documents(list(documents)))
+        return self.held_out(encode_in_memory(list(documents), self.engine.tokenizers, self.config.sequence))
 
     def facts(self) -> dict[str, Any]:
         """What `summary.json` says about the model itself."""
@@ -93,40 +70,24 @@ def open_checkpoint(path: str | Path) -> Opened:
       CheckpointError: Nothing there, or not readable.
     """
     run = load_run(path)
-    tokenizers = MemoryTokenizers(
+    tokenizers = Tokenizers(
         load_text_tokenizer(run.tokenizers / "text"),
         load_visual_tokenizer(run.tokenizers / "visual"),
         load_audio_tokenizer(run.tokenizers / "audio"),
-        run.config.sequence,
     )
     config = run.config
     engine = Engine(config.model, run.params, run.router_bias, tokenizers, config.sequence, config.generation)
     return Opened(config, run.step, engine, HeldOut(config, run.params, run.router_bias))
 
 
-def world_documents(config: ExperimentConfig, split: str, folder: Path) -> list[Document]:
-    """Documents of one split ("train" or "test") of every built-in world that `config` trains on.
-
-    Args:
-      config: Sources and formats.
-      split: Which documents.
-      folder: Where worlds keep what they make.
+def split_documents(config: ExperimentConfig, folder: Path, split: str, *, progress: bool = True) -> list[Document]:
+    """Documents of one split ("train" or "test") of every source of `config`, made under `folder` where missing.
 
     Raises:
-      EvaluationError: No source of the configuration is a world.
+      DataError: A source that cannot be used, or no documents.
     """
-    form = MediaFormat.of(config)
-    documents: list[Document] = []
-    for source in config.data.sources.values():
-        if source.world:
-            found = world_sources(source.world, split, form, folder, source.options)
-            documents += [found[i] for i in range(len(found))]
-    if not documents:
-        raise EvaluationError(
-            f"suite: found no built-in world in config key 'data.sources' ({', '.join(config.data.sources)}), "
-            "allowed: a checkpoint trained on one; others are evaluated on a manifest"
-        )
-    return documents
+    prepared = prepare_documents(config, folder, split, progress=progress)
+    return [document for shards in prepared.values() for document in shards]
 
 
 def evaluate_suite(
