@@ -8,6 +8,7 @@ from ernie5_jax.data.encoding import (
     encode_documents,
     encode_in_memory,
     encode_videos,
+    load_tokenizers,
     split_text,
     unique_media,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "encode_videos",
     "infer_task",
     "load_builder",
+    "load_tokenizers",
     "make_loader",
     "passage",
     "prepare_documents",

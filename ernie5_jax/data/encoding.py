@@ -53,6 +53,20 @@ class Tokenizers:
         return {"text": self.text.fingerprint(), "visual": self.visual.fingerprint(), "audio": self.audio.fingerprint()}
 
 
+def load_tokenizers(folder: Path | str) -> Tokenizers:
+    """The tokenizers in `text/`, `visual/` and `audio/` of a folder, e.g. of a checkpoint."""
+    from ernie5_jax.audio import load_audio_tokenizer
+    from ernie5_jax.text import load_text_tokenizer
+    from ernie5_jax.vision import load_visual_tokenizer
+
+    folder = Path(folder)
+    return Tokenizers(
+        load_text_tokenizer(folder / "text"),
+        load_visual_tokenizer(folder / "visual"),
+        load_audio_tokenizer(folder / "audio"),
+    )
+
+
 class EncodedDocuments(RecordShards):
     """Random access to tokenised documents, and arrays over all of them for planning.
 
@@ -170,15 +184,20 @@ def _text_tokens(document: EncodedDocument) -> int:
 
 
 def encode_in_memory(
-    documents: Sequence[Document], tokenizers: Tokenizers, sequence: SequenceConfig
+    documents: Sequence[Document], tokenizers: Tokenizers, sequence: SequenceConfig, *, split_prose: bool = False
 ) -> list[EncodedDocument]:
     """Tokenises a few documents without writing them, e.g. prompts; what does not fit is refused when laid out.
+
+    Args:
+      split_prose: Whether prose is cut at word boundaries into as many documents as it needs, as for training.
 
     Raises:
       DataError: A span that a tokenizer refuses.
     """
     encoder = Encoder(tokenizers, sequence, 1.0)
     visual, audio = encoder.media(documents, 0)
+    if split_prose:
+        return [part for document in documents for part, _ in encoder.parts(document, visual, audio)]
     return [encoder.whole(document, visual, audio)[0] for document in documents]
 
 
@@ -208,7 +227,7 @@ class Encoder:
             if "source" in document.meta:
                 name += f" ({document.meta['source']})"
             try:
-                for encoded, texts in self._document(document, visual, audio):
+                for encoded, texts in self.parts(document, visual, audio):
                     size = document_size(encoded, self.tokenizers.visual.scales, text_reserve=self.reserve)
                     check_fits(size, self.capacity, name)
                     pairs.append((encoded, texts))
@@ -219,7 +238,7 @@ class Encoder:
             raise DataError(f"documents: found {len(problems)} that do not fit a row, allowed: none{lines}")
         return pairs
 
-    def _document(
+    def parts(
         self, document: Document, visual: dict[int, EncodedVisual], audio: dict[int, EncodedAudio]
     ) -> Iterator[tuple[EncodedDocument, list[str | None]]]:
         meta = {"task": infer_task(document), **document.meta}

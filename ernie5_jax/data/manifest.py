@@ -6,8 +6,9 @@ One line is one document:
 
 A span has one of the keys text, image, video, audio and a role (`generate` or `understand`; text may leave it out and
 is then generated). Paths are relative to the manifest. A span that is already tokenised holds arrays instead:
-{"text": {"ids": [...], "num_bytes": n}}, {"image": {"latents": "x.npy"}} (generate), {"image": {"features": "x.npy"}}
-(understand), {"audio": {"codes": "x.npy"}}.
+{"text": {"ids": [...], "num_bytes": n}},
+{"image": {"latents": "x.npy"}} or {"image": {"bits": "x.npy"}} (generate), {"image": {"features":
+"x.npy"}} (understand), {"audio": {"codes": "x.npy"}}.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from ernie5_jax.sequence import Document, EncodedAudio, EncodedText, EncodedVisu
 MODALITIES = ("text", "image", "video", "audio")
 ROLES = ("generate", "understand")
 _READERS = {"image": media.read_image, "video": media.read_video, "audio": media.read_audio}
-_ARRAYS = {"image": ("latents", "features"), "video": ("latents", "features"), "audio": ("codes",)}
+_VISUAL_ARRAYS = ("latents", "bits", "features")
+_ARRAYS = {"image": _VISUAL_ARRAYS, "video": _VISUAL_ARRAYS, "audio": ("codes",)}
+_DTYPES = {"latents": np.float32, "features": np.float32, "bits": np.int8, "codes": np.int32}
 
 
 class Problem(NamedTuple):
@@ -180,9 +183,8 @@ class Manifest:
             array = np.load(self.path.parent / value[key], allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise _Bad(f"{what} '{value[key]}'", f"found {error}, allowed: an .npy file") from None
-        if modality == "audio":
-            return EncodedAudio(array.astype(np.int32))
-        return EncodedVisual(**{key: array.astype(np.float32)})
+        kind = EncodedAudio if modality == "audio" else EncodedVisual
+        return kind(**{key: array.astype(_DTYPES[key])})
 
 
 def check_manifest(path: Path | str, config: ExperimentConfig, progress: bool = True) -> Manifest:

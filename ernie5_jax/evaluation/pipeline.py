@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ernie5_jax.audio import load_audio_tokenizer
 from ernie5_jax.config import EvaluationConfig, ExperimentConfig
-from ernie5_jax.data import Tokenizers, encode_in_memory, prepare_documents
+from ernie5_jax.data import encode_in_memory, load_tokenizers, prepare_documents
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.digits import DigitsSuite
 from ernie5_jax.evaluation.errors import EvaluationError
@@ -20,10 +19,8 @@ from ernie5_jax.evaluation.scores import Score
 from ernie5_jax.evaluation.tasks import ask
 from ernie5_jax.generation import Engine
 from ernie5_jax.sequence import Document
-from ernie5_jax.text import load_text_tokenizer
 from ernie5_jax.training.accounting import parameter_totals
 from ernie5_jax.training.restore import load_run
-from ernie5_jax.vision import load_visual_tokenizer
 
 SUITES = ("digits",)
 
@@ -46,7 +43,9 @@ class Opened:
 
     def losses(self, documents: Sequence[Document]) -> dict[str, Any]:
         """Losses, routing and bits per byte of raw documents, see `HeldOut`."""
-        return self.held_out(encode_in_memory(list(documents), self.engine.tokenizers, self.config.sequence))
+        return self.held_out(
+            encode_in_memory(documents, self.engine.tokenizers, self.config.sequence, split_prose=True)
+        )
 
     def facts(self) -> dict[str, Any]:
         """What `summary.json` says about the model itself."""
@@ -70,11 +69,7 @@ def open_checkpoint(path: str | Path) -> Opened:
       CheckpointError: Nothing there, or not readable.
     """
     run = load_run(path)
-    tokenizers = Tokenizers(
-        load_text_tokenizer(run.tokenizers / "text"),
-        load_visual_tokenizer(run.tokenizers / "visual"),
-        load_audio_tokenizer(run.tokenizers / "audio"),
-    )
+    tokenizers = load_tokenizers(run.tokenizers)
     config = run.config
     engine = Engine(config.model, run.params, run.router_bias, tokenizers, config.sequence, config.generation)
     return Opened(config, run.step, engine, HeldOut(config, run.params, run.router_bias))
