@@ -2,6 +2,7 @@
 
 from ernie5_jax.generation.audio import AudioTrace, generate_audio
 from ernie5_jax.generation.engine import Engine, GenerationError, Request, Result
+from ernie5_jax.generation.loading import LoadedModel, load
 from ernie5_jax.generation.sampling import SamplingParams, row_keys, sampling_params
 from ernie5_jax.generation.stepping import Cursor, Weights, advance, prompt_batch
 from ernie5_jax.generation.text import TextTrace, generate_text
@@ -12,6 +13,7 @@ __all__ = [
     "Cursor",
     "Engine",
     "GenerationError",
+    "LoadedModel",
     "Request",
     "Result",
     "SamplingParams",
@@ -23,6 +25,7 @@ __all__ = [
     "generate_audio",
     "generate_text",
     "generate_visual",
+    "load",
     "prompt_batch",
     "row_keys",
     "sampling_params",
