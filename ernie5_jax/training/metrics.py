@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ernie5_jax.config import ModelConfig
+from ernie5_jax.metrics import max_violation, normalized_entropy
 from ernie5_jax.model import ElasticMask, ModelOutput
 from ernie5_jax.sequence.types import Batch
 from ernie5_jax.training.objective import MODALITIES
@@ -53,22 +54,6 @@ def mask_sizes(masks: ElasticMask | None, model: ModelConfig) -> dict[str, jax.A
 _MASK_FIELDS = ("live_layers", "live_experts", "top_k")
 
 
-def normalized_entropy(counts: np.ndarray) -> np.ndarray:
-    """NE = -sum p log p / log E of loads [..., E] (ERNIE 5.0 section 6.4.1); NaN where nothing was counted."""
-    counts = np.asarray(counts, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        p = counts / counts.sum(-1, keepdims=True)
-        terms = np.where(p > 0, p * np.log(p), np.where(np.isnan(p), np.nan, 0))
-        return -terms.sum(-1) / math.log(max(counts.shape[-1], 2))
-
-
-def max_violation(counts: np.ndarray) -> np.ndarray:
-    """max(c) / mean(c) - 1 of loads [..., E]; NaN where nothing was counted."""
-    counts = np.asarray(counts, np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return counts.max(-1) / counts.mean(-1) - 1
-
-
 def summarize(metrics: dict[str, Any]) -> dict[str, Any]:
     """Flat record of a step's (or an evaluation's) metrics, fetched to the host. Absent quantities are left out.
 
@@ -93,8 +78,9 @@ def summarize(metrics: dict[str, Any]) -> dict[str, Any]:
         if f"{part}_hits" in metrics:
             with np.errstate(divide="ignore", invalid="ignore"):
                 record[name] = _numbers(np.asarray(metrics[f"{part}_hits"]) / np.asarray(metrics[f"{part}_count"]))
-    record["normalized_entropy"] = _numbers(normalized_entropy(metrics["counts"]))
-    record["max_violation"] = _numbers(max_violation(metrics["counts"]))
+    if np.shape(metrics["counts"])[-1] > 1:
+        record["normalized_entropy"] = _numbers(normalized_entropy(metrics["counts"]))
+        record["max_violation"] = _numbers(max_violation(metrics["counts"]))
     return record
 
 

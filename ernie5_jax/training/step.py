@@ -138,9 +138,10 @@ def _apply_gradients(state, batch: Batch, grads, totals, masks, weights, config:
     return new, metrics
 
 
-def batch_shardings(mesh: Mesh, batch: Batch) -> Batch:
-    """Rows of every micro-batch over the data axis, denominators everywhere."""
-    rows, whole = NamedSharding(mesh, PartitionSpec(None, DATA_AXIS)), NamedSharding(mesh, PartitionSpec())
+def batch_shardings(mesh: Mesh, batch: Batch, *, micro_batches: bool = True) -> Batch:
+    """Rows over the data axis (of every micro-batch, where these are the first axis), denominators everywhere."""
+    spec = PartitionSpec(None, DATA_AXIS) if micro_batches else PartitionSpec(DATA_AXIS)
+    rows, whole = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec())
     fields = {f.name: jax.tree.map(lambda _: rows, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
     return Batch(**{**fields, "denominators": jax.tree.map(lambda _: whole, batch.denominators)})
 
@@ -191,6 +192,8 @@ def make_eval_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, a
     jitted = jax.jit(eval_step, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def run(params, router_bias, batch: Batch) -> Metrics:
+        if batch.segment.shape[0] % mesh.shape[DATA_AXIS] == 0:
+            batch = jax.device_put(batch, batch_shardings(mesh, batch, micro_batches=False))
         with jax.set_mesh(mesh), use_rules(rules):
             return jitted(params, router_bias, batch)
 

@@ -1,0 +1,49 @@
+"""Which configuration a run may be resumed with (decisions section 6)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ernie5_jax.config import IDENTITY_KEYS, ConfigError, ExperimentConfig, to_plain
+
+RUN_KEYS = ("model.remat",)
+"""Keys inside an identity key that change no value of a run."""
+
+
+def config_json(config: ExperimentConfig) -> bytes:
+    """The resolved configuration as a checkpoint keeps it."""
+    return json.dumps(to_plain(config), indent=1, sort_keys=True).encode()
+
+
+def check_identity(saved: dict[str, Any], config: ExperimentConfig) -> None:
+    """Compares the configuration of a checkpoint with that of the run which wants to continue it.
+
+    Args:
+      saved: Parsed `config.json`.
+      config: The new one.
+
+    Raises:
+      ConfigError: Names the first identity key that differs.
+    """
+    now = json.loads(config_json(config))
+    for key in IDENTITY_KEYS:
+        for path, old, new in _differences(_get(saved, key), _get(now, key), key):
+            if path not in RUN_KEYS:
+                raise ConfigError(
+                    f"config key '{path}': found {new!r}, allowed: {old!r} as in the checkpoint (or another workdir)"
+                )
+
+
+def _get(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def _differences(old: Any, new: Any, path: str):
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}")
+    elif old != new:
+        yield path, old, new
