@@ -18,6 +18,7 @@ from ernie5_jax.sequence import (
     EncodedDocument,
     EncodedSpan,
     EncodedText,
+    Row,
     Sizes,
     layout,
     pack,
@@ -28,6 +29,8 @@ from ernie5_jax.vision.pyramid import ScalePyramid
 
 CACHE_BYTES = 256 * 2**20
 """Records kept decoded in memory, counted by their encoded size."""
+CACHE_ROWS = 20_000
+"""Laid-out documents kept in memory where nothing about them is random."""
 _LENGTH, _TEXT = Sizes._fields.index("length"), Sizes._fields.index("text_targets")
 
 
@@ -75,25 +78,38 @@ class RowMaker:
         self._collection, self._config, self._text, self._train = collection, config, tokenizers.text, train
         self._pyramid = ScalePyramid(tokenizers.visual.scales, tokenizers.visual.bits)
         self.dropout = config.text.dropout if train else 0.0
+        self._fixed: dict[int, Row] = {}
 
     def row(self, draws: Sequence[Draw]) -> Batch:
         """The draws' documents in one row (no row axis); random parts are functions of (seed, document, epoch)."""
-        config = self._config
-        rows = []
-        for draw in draws:
+        return pack([self._layout(draw) for draw in draws], self._config.sequence, self._config.model)
+
+    def _layout(self, draw: Draw) -> Row:
+        row = self._fixed.get(draw.document)
+        if row is None:
+            config = self._config
             rng = np.random.default_rng((config.seed, 2, draw.document, draw.epoch)) if self._train else None
-            rows.append(
-                layout(
-                    self.document(draw, rng),
-                    config.sequence,
-                    self._pyramid,
-                    audio_bins=config.audio.bins,
-                    mtp_depth=config.model.mtp_depth,
-                    rng=rng,
-                    train=self._train,
-                )
+            row = layout(
+                self.document(draw, rng),
+                config.sequence,
+                self._pyramid,
+                audio_bins=config.audio.bins,
+                mtp_depth=config.model.mtp_depth,
+                rng=rng,
+                train=self._train,
             )
-        return pack(rows, config.sequence, config.model)
+            if len(self._fixed) < CACHE_ROWS and self._is_fixed(draw.document):
+                self._fixed[draw.document] = row
+        return row
+
+    def _is_fixed(self, number: int) -> bool:
+        """Whether nothing random enters the layout: no BPE-dropout, flips, dropped conditions or corrupted codes."""
+        if not self._train:
+            return False  # read once
+        spans = self._collection.read(number)[0].spans
+        generates = any(span.role == "generate" and span.modality != "text" for span in spans)
+        hears = any(span.role == "understand" and span.modality == "audio" for span in spans)
+        return not (self.dropout or generates or (hears and self._config.data.audio_corruption))
 
     def document(self, draw: Draw, rng: np.random.Generator | None) -> EncodedDocument:
         """The document of a draw with its augmentations."""
