@@ -65,7 +65,10 @@ def _suite(opened):
     folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
     training, held_out = (pipeline.split_documents(opened.config, folder, split) for split in SPLITS)
     report = lambda line: print(line, file=sys.stderr)  # noqa: E731 (standard output is for the JSON)
-    results = pipeline.evaluate_suite(opened, training, held_out, config=config, seed=_SEED.value, report=report)
+    judges = pipeline.make_judges(opened, training, config=config, seed=_SEED.value)
+    results = pipeline.evaluate_suite(
+        opened, judges, training, held_out, config=config, seed=_SEED.value, report=report
+    )
     return {"step": opened.step, **results.to_json()}
 
 

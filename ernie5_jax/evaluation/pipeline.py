@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ernie5_jax.config import EvaluationConfig, ExperimentConfig
+from ernie5_jax.config import EvaluationConfig, ExperimentConfig, to_plain
 from ernie5_jax.data import encode_in_memory, load_tokenizers, prepare_documents
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.digits import DigitsSuite
 from ernie5_jax.evaluation.errors import EvaluationError
-from ernie5_jax.evaluation.judges import train_judges
+from ernie5_jax.evaluation.judges import Judge, train_judges
 from ernie5_jax.evaluation.losses import HeldOut
 from ernie5_jax.evaluation.results import Results
 from ernie5_jax.evaluation.scores import Score
@@ -23,6 +24,7 @@ from ernie5_jax.training.accounting import parameter_totals
 from ernie5_jax.training.restore import load_run
 
 SUITES = ("digits",)
+_IDENTITY = ("seed", "model", "text", "visual", "audio", "data", "generation", "evaluation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Opened:
         return self.held_out(
             encode_in_memory(documents, self.engine.tokenizers, self.config.sequence, split_prose=True)
         )
+
+    def identity(self) -> dict[str, Any]:
+        """Tells whether saved results are those of this checkpoint and suite."""
+        plain = json.loads(json.dumps(to_plain(self.config)))
+        return {"step": self.step, "config": {name: plain[name] for name in _IDENTITY}}
 
     def facts(self) -> dict[str, Any]:
         """What `summary.json` says about the model itself."""
@@ -85,24 +92,52 @@ def split_documents(config: ExperimentConfig, folder: Path, split: str, *, progr
     return [document for shards in prepared.values() for document in shards]
 
 
+def make_judges(
+    opened: Opened,
+    training: Sequence[Document],
+    *,
+    config: EvaluationConfig | None = None,
+    folder: Path | None = None,
+    seed: int = 0,
+) -> dict[str, Judge]:
+    """Judges for `evaluate_suite`, see `judges.train_judges`.
+
+    Args:
+      opened: The checkpoint; only its sample rate matters.
+      training: Documents of the training split.
+      config: Steps of training; None takes the checkpoint's.
+      folder: Where judges are kept, per number of steps and seed; None trains them anew.
+      seed: Of their training.
+    """
+    steps = (config or opened.config.evaluation).judge_steps
+    return train_judges(
+        training,
+        steps=steps,
+        seed=seed,
+        sample_rate=opened.engine.tokenizers.audio.sample_rate,
+        folder=folder / f"steps_{steps}_seed_{seed}" if folder else None,
+        progress=True,
+    )
+
+
 def evaluate_suite(
     opened: Opened,
+    judges: dict[str, Judge],
     training: Sequence[Document],
     held_out: Sequence[Document],
     *,
-    judges: Path | None = None,
     config: EvaluationConfig | None = None,
     seed: int = 0,
     report: Callable[[str], None] = print,
 ) -> Results:
-    """Trains (or loads) the judges and runs the suite that the configuration names.
+    """Runs the suite that the configuration names.
 
     Args:
       opened: The checkpoint.
+      judges: From `make_judges`.
       training, held_out: Documents of both splits.
-      judges: Folder where judges are kept; None trains them anew.
       config: Sizes of the suite; None takes the checkpoint's.
-      seed: Of judges and draws.
+      seed: Of all draws.
       report: Called with one line per score.
 
     Raises:
@@ -111,28 +146,21 @@ def evaluate_suite(
     config = config or opened.config.evaluation
     if config.suite not in SUITES:
         raise EvaluationError(f"suite: found {config.suite!r}, allowed: {', '.join(SUITES)}")
-    tokenizers = opened.engine.tokenizers
-    trained = train_judges(
-        training,
-        steps=config.judge_steps,
-        seed=seed,
-        sample_rate=tokenizers.audio.sample_rate,
-        folder=judges,
-        progress=True,
-    )
     suite = DigitsSuite(
         opened.engine,
-        trained,
+        judges,
         training,
         held_out,
-        tokenizers.visual,
-        tokenizers.audio,
+        opened.engine.tokenizers.visual,
+        opened.engine.tokenizers.audio,
         config=config,
         losses=opened.losses,
         seed=seed,
         report=report,
     )
-    return suite.run()
+    results = suite.run()
+    results.source = opened.identity()
+    return results
 
 
 def evaluate_documents(opened: Opened, documents: Sequence[Document], *, seed: int = 0) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Results:
 
     Attributes:
       suite: Its name.
+      source: What was evaluated (see `pipeline.Opened.identity`), JSON-able.
       scores: By task.
       numbers: Anything else that is one number, e.g. `image_variety`, `text_bits_per_byte`.
       losses: Held-out losses per modality, from the training objective.
@@ -52,6 +53,7 @@ class Results:
     """
 
     suite: str
+    source: dict[str, Any] = dataclasses.field(default_factory=dict)
     scores: dict[str, Score] = dataclasses.field(default_factory=dict)
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
