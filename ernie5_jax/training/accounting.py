@@ -41,7 +41,7 @@ class ParameterRow:
 
 
 def parameter_table(model: ModelConfig) -> list[ParameterRow]:
-    """All parameters, sorted by path; experts count as top_k / num_experts active, embedding tables as one row."""
+    """All parameters, sorted by path; of experts, top_k / num_experts are active."""
     shapes, _ = jax.eval_shape(lambda: init_params(model))
     axes = jax.tree.leaves(logical_axes(model), is_leaf=lambda n: isinstance(n, tuple))
     rows = []

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from ernie5_jax.training.errors import CheckpointError
+from ernie5_jax.training.paths import FOLDER, find_checkpoint
 
-FOLDER = "checkpoints"
+__all__ = ["Checkpoints", "find_checkpoint", "restore_state"]
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
@@ -131,27 +132,6 @@ class _Files:
             self.files = {str(f.relative_to(root)): f for f in root.rglob("*") if f.is_file()}
 
         return read()
-
-
-def files_below(folder: Path, prefix: str) -> dict[str, bytes | Path]:
-    """All files below `folder`, named `prefix/...`, for `Checkpoints(files=...)`."""
-    return {f"{prefix}/{f.relative_to(folder)}": f for f in sorted(folder.rglob("*")) if f.is_file()}
-
-
-def find_checkpoint(path: str | Path) -> Path:
-    """The step folder that `path` means: a run folder, its `checkpoints/` (the newest one), or a step folder itself.
-
-    Raises:
-      CheckpointError: There is none.
-    """
-    path = Path(path)
-    if (path / "files" / "config.json").is_file() and (path / "state").is_dir():
-        return path
-    for folder in (path / FOLDER, path):
-        steps = [int(f.name) for f in folder.glob("*") if f.name.isdecimal()] if folder.is_dir() else []
-        if steps:
-            return folder / str(max(steps))
-    raise CheckpointError(f"checkpoint '{path}': none found, allowed: a run folder or one of its checkpoints/<step>")
 
 
 def restore_state(folder: Path, abstract: Any) -> Any:

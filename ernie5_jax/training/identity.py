@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from ernie5_jax.config import IDENTITY_KEYS, ConfigError, ExperimentConfig, to_plain
+from ernie5_jax.training.errors import CheckpointError
+from ernie5_jax.training.paths import FOLDER, find_checkpoint
 
 RUN_KEYS = ("model.remat",)
 """Keys inside an identity key that change no value of a run."""
@@ -33,6 +36,21 @@ def check_identity(saved: dict[str, Any], config: ExperimentConfig) -> None:
                 raise ConfigError(
                     f"config key '{path}': found {new!r}, allowed: {old!r} as in the checkpoint (or another workdir)"
                 )
+
+
+def check_resumable(workdir: Path, config: ExperimentConfig) -> None:
+    """`check_identity` against the newest checkpoint of a run folder; nothing to check where there is none."""
+    folder = Path(workdir) / FOLDER
+    if not folder.is_dir() or not any(f.name.isdecimal() for f in folder.iterdir()):
+        return
+    file = find_checkpoint(workdir) / "files" / "config.json"
+    try:
+        saved = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint '{file}': cannot be read ({error}), allowed: an intact config.json"
+        ) from None
+    check_identity(saved, config)
 
 
 def _get(tree: Any, key: str) -> Any:

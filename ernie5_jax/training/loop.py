@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from ernie5_jax.sequence.types import Batch
 from ernie5_jax.training import accounting
 from ernie5_jax.training.checkpoint import Checkpoints
 from ernie5_jax.training.errors import TrainingError
-from ernie5_jax.training.identity import check_identity, config_json
+from ernie5_jax.training.identity import check_resumable, config_json
 from ernie5_jax.training.metrics import summarize
 from ernie5_jax.training.metrics_log import MetricsLog
 from ernie5_jax.training.objective import MODALITIES
+from ernie5_jax.training.run_data import RunData
 from ernie5_jax.training.state import evaluation_params, make_state, sharded_abstract_state
 from ernie5_jax.training.step import (
     batch_shardings,
@@ -37,21 +37,6 @@ from ernie5_jax.training.step import (
 
 LAG = 2
 """Steps the host may be ahead of the results it has looked at."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RunData:
-    """What a run reads.
-
-    Attributes:
-      batches: From a step number to the batches of that and all later steps; batch i must be a pure function of i.
-      held_out: Batches for the held-out loss, or None.
-      files: Tokenizers and whatever else belongs into every checkpoint, by relative path.
-    """
-
-    batches: Callable[[int], Iterator[Batch]]
-    held_out: Callable[[], Iterable[Batch]] | None = None
-    files: dict[str, bytes | Path] = dataclasses.field(default_factory=dict)
 
 
 def train(config: ExperimentConfig, workdir: Path, data: RunData, *, stop_at: int | None = None) -> int:
@@ -69,6 +54,9 @@ def train(config: ExperimentConfig, workdir: Path, data: RunData, *, stop_at: in
       CheckpointError: A checkpoint cannot be written or read.
       ConfigError: The folder's checkpoint was made with another value of an identity key.
     """
+    if stop_at is not None and stop_at < 1:
+        raise TrainingError(f"argument stop_at: found {stop_at}, allowed: >= 1")
+    check_resumable(workdir, config)
     workdir.mkdir(parents=True, exist_ok=True)
     files = {**data.files, "config.json": config_json(config), "run.json": json.dumps(_run_facts(config)).encode()}
     checkpoints = Checkpoints(workdir, config.training.keep_checkpoints, files)
@@ -86,8 +74,6 @@ class _Run:
         self.mesh, self.rules = make_mesh(config.parallel), preset(config.parallel.rules)
         self.start = checkpoints.latest or 0
         if self.start:
-            saved = json.loads((checkpoints.folder(self.start) / "files" / "config.json").read_text())
-            check_identity(saved, config)
             abstract = sharded_abstract_state(config, self.mesh, self.rules)
             self.state = checkpoints.restore(self.start, abstract)
         else:
@@ -115,6 +101,7 @@ class _Run:
                     break
             self._finish(step)
         finally:
+            getattr(batches, "close", lambda: None)()
             self.bar.close()
             self.log.close()
         return step

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 
 from ernie5_jax.config import ExperimentConfig, from_mapping
-from ernie5_jax.training.checkpoint import find_checkpoint, restore_state
+from ernie5_jax.training.checkpoint import restore_state
 from ernie5_jax.training.errors import CheckpointError
+from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.state import abstract_state
 
 

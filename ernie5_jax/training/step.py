@@ -156,13 +156,9 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
         )
 
 
-def compile_train_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
-    """`train_step(state, batch) -> (state, metrics)`, jitted; the state's buffers are donated.
-
-    The elastic masks are drawn inside from (seed, step, micro-batch), so every submodel runs in one program.
-    """
+def make_sampled_step(config: ExperimentConfig, apply: Callable | None = None):
+    """`train_step(state, batch)`: `make_train_step` with masks drawn from (seed, step, micro-batch). Pure."""
     pure_step = make_train_step(config, apply)
-    check_rows(config, mesh)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         masks = None
@@ -170,6 +166,17 @@ def compile_train_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRule
             count = batch.segment.shape[0]
             masks = step_masks(config.seed, state["step"], count, config.model, config.elastic)
         return pure_step(state, batch, masks)
+
+    return train_step
+
+
+def compile_train_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
+    """`train_step(state, batch) -> (state, metrics)`, jitted; the state's buffers are donated.
+
+    The elastic masks are drawn inside, so every submodel runs in one program.
+    """
+    train_step = make_sampled_step(config, apply)
+    check_rows(config, mesh)
 
     whole = NamedSharding(mesh, PartitionSpec())
     jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings(config, mesh, rules), whole))

@@ -1,0 +1,167 @@
+"""From a configuration to everything a run reads: documents, tokenizers, encoded documents; finished stages are kept.
+
+W/data/documents, W/data/encoded   see `data.prepare_documents`
+W/tokenizers/<modality>/           a trained tokenizer and `recipe.json`, what it was trained from
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ernie5_jax.config import ExperimentConfig, to_plain
+from ernie5_jax.data import (
+    DocumentShards,
+    HeldOutRows,
+    RowSource,
+    load_tokenizers,
+    make_loader,
+    prepare_documents,
+    prepare_encoded,
+    unique_media,
+)
+from ernie5_jax.sequence import Batch, stack
+from ernie5_jax.training.identity import check_resumable
+from ernie5_jax.training.run_data import RunData, files_below
+
+STAGES = ("data", "text tokenizer", "visual tokenizer", "audio tokenizer", "encoding")
+_RECIPE = "recipe.json"
+Stage = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def timed_stage(name: str) -> Iterator[None]:
+    """Prints how long the block took."""
+    start = time.perf_counter()
+    yield
+    print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def prepare_run(
+    config: ExperimentConfig, workdir: Path | str, *, stage: Stage = timed_stage, progress: bool | None = None
+) -> RunData:
+    """Makes (or goes on making) what a run reads, in its work folder.
+
+    A stage is skipped when its result was made from the same configuration and input; an interrupted one goes on or
+    starts anew, nothing half-made is ever used.
+
+    Args:
+      config: Everything.
+      workdir: Run folder W.
+      stage: Context manager around every stage of `STAGES`, called with its name.
+      progress: Whether to show bars; None follows `training.progress`.
+
+    Raises:
+      ConfigError: W holds a checkpoint made with another value of an identity key.
+      DataError: A source that cannot be used.
+    """
+    workdir = Path(workdir)
+    check_resumable(workdir, config)
+    bars = config.training.progress if progress is None else progress
+    folder, splits = workdir / "data", ["train"]
+    if config.training.evaluate_every:
+        splits.append("test")
+    with stage(STAGES[0]):
+        documents = {split: prepare_documents(config, folder, split, progress=bars) for split in splits}
+    for modality in ("text", "visual", "audio"):
+        with stage(f"{modality} tokenizer"):
+            _tokenizer(modality, config, workdir / "tokenizers" / modality, documents["train"], bars)
+    with stage(STAGES[-1]):
+        tokenizers = load_tokenizers(workdir / "tokenizers")
+        encoded = {
+            split: prepare_encoded(config, folder, split, shards, tokenizers, progress=bars)
+            for split, shards in documents.items()
+        }
+    rows = RowSource(encoded["train"], config, tokenizers)
+
+    def batches(step: int) -> Iterator[Batch]:
+        return make_loader(rows, config.training.batch_rows, step=step, prefetch=config.data.prefetch)
+
+    held_out = HeldOutRows(encoded["test"], config, tokenizers) if "test" in encoded else None
+    return RunData(
+        batches=batches,
+        held_out=None if held_out is None else functools.partial(_spread, held_out, config),
+        files=files_below(workdir / "tokenizers", "tokenizers"),
+    )
+
+
+def _spread(rows: HeldOutRows, config: ExperimentConfig) -> Iterator[Batch]:
+    """`training.evaluate_rows` rows, evenly spread because neighbours are alike, in batches of one size."""
+    size = config.training.batch_rows // config.training.micro_batches
+    count = max(1, min(config.training.evaluate_rows, len(rows)) // size) * size
+    picked = [int(i) for i in np.linspace(0, len(rows) - 1, count)]
+    for start in range(0, count, size):
+        yield stack([rows[i] for i in picked[start : start + size]])
+
+
+def _tokenizer(
+    modality: str, config: ExperimentConfig, folder: Path, documents: Mapping[str, DocumentShards], progress: bool
+) -> None:
+    """Trains the tokenizer of `modality` into `folder`, unless it is there, made from the same things."""
+    recipe = {
+        "config": to_plain(getattr(config, modality)),
+        "seed": config.seed,
+        "documents": {name: shards.fingerprint() for name, shards in sorted(documents.items())},
+    }
+    text = json.dumps(recipe, sort_keys=True)
+    with contextlib.suppress(OSError):
+        if (folder / _RECIPE).read_text() == text:
+            return
+    trained = _TRAINERS[modality](config, list(documents.values()), progress)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    trained.save(temporary)
+    (temporary / _RECIPE).write_text(text)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+
+
+def _train_text(config: ExperimentConfig, documents: list[DocumentShards], progress: bool) -> Any:
+    from ernie5_jax.text import train_bpe
+
+    del progress  # seconds
+    return train_bpe(unique_media(documents, "text"), config.text)
+
+
+def _train_visual(config: ExperimentConfig, documents: list[DocumentShards], progress: bool) -> Any:
+    from ernie5_jax.vision import train_visual_tokenizer
+
+    images, videos = (unique_media(documents, modality) for modality in ("image", "video"))
+    settings = config.visual
+    if not images and not videos:
+        # Nothing to see: the tokenizer only has to exist, with its shapes.
+        settings = _briefly(settings)
+        images = [np.full((settings.image_size, settings.image_size, 3), 128, np.uint8)]
+    return train_visual_tokenizer(images, videos, settings, config.seed, progress=progress)
+
+
+def _train_audio(config: ExperimentConfig, documents: list[DocumentShards], progress: bool) -> Any:
+    from ernie5_jax.audio import train_audio_tokenizer
+
+    clips, settings = unique_media(documents, "audio"), config.audio
+    if not clips:
+        settings = _briefly(settings)
+        noise = np.random.default_rng(config.seed).uniform(-0.1, 0.1, 8 * settings.samples_per_frame)
+        clips = [noise.astype(np.float32)]
+    return train_audio_tokenizer(clips, settings, seed=config.seed, progress=progress)
+
+
+def _briefly(settings: Any) -> Any:
+    return dataclasses.replace(settings, training=dataclasses.replace(settings.training, steps=1, batch_size=1))
+
+
+_TRAINERS: dict[str, Callable[[ExperimentConfig, list[DocumentShards], bool], Any]] = {
+    "text": _train_text,
+    "visual": _train_visual,
+    "audio": _train_audio,
+}
