@@ -60,9 +60,9 @@ class VisualTokenizerConfig:
       image_size: Side of the (square) training pictures in pixels.
       res_blocks: Residual blocks per resolution.
       norm_eps: Large enough that flat (silent) input does not blow up gradients.
-      commit_weight, entropy_weight, entropy_temperature: Quantiser losses (BSQ).
-      mean_decay: Decay of the running mean latent that is subtracted before quantisation, so that the bits of
-        coarse scales are not constant.
+      commit_weight, entropy_weight, entropy_temperature: Quantiser losses (BSQ). The temperature of the published
+        code, 0.01, leaves bits that have settled on one side without gradient.
+      mean_decay: Decay of the running mean latents that are subtracted before quantisation.
       l1_weight, l2_weight, gradient_weight: Reconstruction losses on pixels in [-1, 1]: mean absolute error, mean
         squared error and absolute error of the differences between neighbouring pixels.
       video_batch_size: Clips per training step beside `training.batch_size` pictures.
@@ -77,15 +77,17 @@ class VisualTokenizerConfig:
     image_size: int = 16
     res_blocks: int = 1
     norm_eps: float = 1e-4
-    commit_weight: float = 0.25
-    entropy_weight: float = 0.1
-    entropy_temperature: float = 0.01
+    commit_weight: float = 0.1
+    entropy_weight: float = 0.2
+    entropy_temperature: float = 0.1
     mean_decay: float = 0.98
     l1_weight: float = 1.0
-    l2_weight: float = 1.0
+    l2_weight: float = 4.0
     gradient_weight: float = 0.2
-    video_batch_size: int = 8
-    training: TokenizerTrainingConfig = dataclasses.field(default_factory=TokenizerTrainingConfig)
+    video_batch_size: int = 6
+    training: TokenizerTrainingConfig = dataclasses.field(
+        default_factory=lambda: TokenizerTrainingConfig(steps=350, batch_size=32)
+    )
 
     def __post_init__(self):
         for key in ("patch_size", "bits", "video_batch_size"):
@@ -98,7 +100,7 @@ class VisualTokenizerConfig:
             self.temporal_kernels,
             f"none, or {len(self.channels)} sizes >= 1, one per entry of channels",
         )
-        require(0 < self.entropy_temperature, "entropy_temperature", self.entropy_temperature, "> 0")
+        require(self.entropy_temperature > 0, "entropy_temperature", self.entropy_temperature, "> 0")
         require(0 <= self.mean_decay < 1, "mean_decay", self.mean_decay, "0 <= mean_decay < 1")
         stride = self.temporal_stride
         require(stride >= 1 and stride & (stride - 1) == 0, "temporal_stride", stride, "a power of two")

@@ -64,6 +64,7 @@ class Encoder(nnx.Module):
         self.levels = nnx.List([_blocks("levels", config, i) for i in range(len(widths))])
         self.spatial = nnx.List([Pointwise(4 * a, b) for a, b in zip(widths, widths[1:], strict=False)])
         self.temporal = nnx.List([TemporalDown(widths[-1]) for _ in range(_halvings(config))])
+        self.merged = _blocks("merged", config, len(widths) - 1)
         self.norm = FrameNorm(widths[-1], config.norm_eps)
         self.out = Pointwise(widths[-1], config.bits)
 
@@ -74,13 +75,14 @@ class Encoder(nnx.Module):
         """
         x = self.stem(space_to_depth(pixels, self.patch_size), stream)
         for level, blocks in enumerate(self.levels):
-            if level == len(self.levels) - 1:
-                for down in self.temporal:
-                    x = down(x, stream)
             for block in blocks:
                 x = block(x, stream)
             if level < len(self.spatial):
                 x = self.spatial[level](space_to_depth(x, 2))
+        for down in self.temporal:
+            x = down(x, stream)
+        for block in self.merged:
+            x = block(x, stream)
         features = self.norm(x)
         return self.out(features), features
 
@@ -97,18 +99,20 @@ class Decoder(nnx.Module):
         self.levels = nnx.List([_blocks("levels", config, i) for i in range(len(widths))])
         self.spatial = nnx.List([Pointwise(b, 4 * a) for a, b in zip(widths, widths[1:], strict=False)])
         self.temporal = nnx.List([TemporalUp(widths[-1]) for _ in range(_halvings(config))])
+        self.merged = _blocks("merged", config, len(widths) - 1)
         self.norm = FrameNorm(widths[0], config.norm_eps)
         self.out = CausalConv3d("out", widths[0], 3 * config.patch_size**2, _kernel_time(config, 0), 0.2)
 
     def __call__(self, quantized: jax.Array, stream: Stream) -> jax.Array:
         """[f, h, w, C] -> [F, H, W, 3], about [-1, 1]."""
         x = self.stem(quantized * self.scale, stream)
+        for block in self.merged:
+            x = block(x, stream)
+        for up in self.temporal:
+            x = up(x, stream)
         for level in reversed(range(len(self.levels))):
             for block in self.levels[level]:
                 x = block(x, stream)
-            if level == len(self.levels) - 1:
-                for up in self.temporal:
-                    x = up(x, stream)
             if level:
                 x = depth_to_space(self.spatial[level - 1](x), 2)
         return depth_to_space(self.out(jax.nn.silu(self.norm(x)), stream), self.patch_size)
@@ -123,7 +127,7 @@ class AutoEncoder(nnx.Module):
 
 
 Variables = dict[str, Any]
-"""`params`: pure nested dict of the autoencoder; `mean`: [C], the mean latent subtracted before quantisation."""
+"""`params`: pure nested dict of the autoencoder; `mean`: [2, C], see `centre`."""
 
 
 def init_variables(config: VisualTokenizerConfig, seed: int) -> Variables:
@@ -136,11 +140,25 @@ def init_variables(config: VisualTokenizerConfig, seed: int) -> Variables:
 
     state = nnx.state(_abstract(config), nnx.Param)
     params = jax.tree.map(draw, state, is_leaf=lambda v: isinstance(v, nnx.Variable))
-    return {"params": nnx.to_pure_dict(params), "mean": np.zeros((config.bits,), np.float32)}
+    return {"params": nnx.to_pure_dict(params), "mean": np.zeros((2, config.bits), np.float32)}
 
 
 def _abstract(config: VisualTokenizerConfig) -> AutoEncoder:
     return nnx.eval_shape(lambda: AutoEncoder(config))
+
+
+def centre(latents: jax.Array, mean: jax.Array, start: bool) -> jax.Array:
+    """Subtracts the mean latent, so that the bits of coarse scales are not constant.
+
+    Pictures and first frames stand for one frame, later latents for several: each kind has its own mean.
+
+    Args:
+      latents: [B, t, h, w, C].
+      mean: [2, C].
+      start: Whether the first frame is the first of its video.
+    """
+    later = jnp.arange(latents.shape[1]) >= (1 if start else 0)
+    return latents - jnp.where(later[:, None], mean[1], mean[0])[:, None, None]
 
 
 class Apply(NamedTuple):

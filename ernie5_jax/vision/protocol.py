@@ -33,9 +33,9 @@ class VisualTokenizer(Protocol):
         ...
 
     def encode(self, video: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """uint8 [B, T, H, W, 3], T = 1 mod temporal stride -> latents float32 [B, t, h, w, C], features [B, t, h, w, D].
+        """uint8 [B, T, H, W, 3] -> latents float32 [B, t, h, w, C], features [B, t, h, w, D].
 
-        t = 1 + (T - 1) / temporal stride. Raises ValueError naming T when it does not fit.
+        T = 1 mod temporal stride, t = 1 + (T - 1) / temporal stride. Raises ValueError naming T when it does not fit.
         """
         ...
 

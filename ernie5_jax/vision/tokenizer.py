@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ernie5_jax.config import VisualTokenizerConfig, from_mapping, to_plain
-from ernie5_jax.vision.autoencoder import Variables, from_pixels, init_variables, make_apply, to_pixels
+from ernie5_jax.vision.autoencoder import Variables, centre, from_pixels, init_variables, make_apply, to_pixels
 from ernie5_jax.vision.convolution import Past
 from ernie5_jax.vision.errors import VisionError
 from ernie5_jax.vision.pyramid import ScalePyramid
@@ -36,18 +37,7 @@ class CausalVisualTokenizer:
         self.config = config
         self.variables = jax.tree.map(jnp.asarray, variables)
         self.pyramid = make_pyramid(config)
-        apply = make_apply(config)
-
-        def encode(variables: Variables, video: jax.Array, past: Past | None):
-            latents, features, future = apply.encode(variables["params"], [to_pixels(video)], past)
-            return latents[0] - variables["mean"], features[0], future
-
-        def decode(variables: Variables, quantized: jax.Array, past: Past | None):
-            pixels, future = apply.decode(variables["params"], [quantized], past)
-            return from_pixels(pixels[0]), future
-
-        self._encode = jax.jit(encode)
-        self._decode = jax.jit(decode)
+        self._encode, self._decode = _compiled(config)
 
     @property
     def bits(self) -> int:
@@ -160,6 +150,22 @@ class CausalVisualTokenizer:
             allowed = f"[B, t >= 1, {', '.join(map(str, (*self.pyramid.grid, self.bits)))}]"
             raise VisionError(f"quantized latents: found {tuple(quantized.shape)}, allowed: {allowed}")
         return quantized
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(config: VisualTokenizerConfig) -> tuple[Any, Any]:
+    """Jitted encode (uint8 -> centred latents, features) and decode (-> uint8), shared by tokenizers of one size."""
+    apply = make_apply(config)
+
+    def encode(variables: Variables, video: jax.Array, past: Past | None):
+        latents, features, future = apply.encode(variables["params"], [to_pixels(video)], past)
+        return centre(latents[0], variables["mean"], past is None), features[0], future
+
+    def decode(variables: Variables, quantized: jax.Array, past: Past | None):
+        pixels, future = apply.decode(variables["params"], [quantized], past)
+        return from_pixels(pixels[0]), future
+
+    return jax.jit(encode), jax.jit(decode)
 
 
 def make_pyramid(config: VisualTokenizerConfig) -> ScalePyramid:

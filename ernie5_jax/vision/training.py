@@ -13,7 +13,7 @@ import optax
 from tqdm import tqdm
 
 from ernie5_jax.config import VisualTokenizerConfig
-from ernie5_jax.vision.autoencoder import init_variables, make_apply, to_pixels
+from ernie5_jax.vision.autoencoder import centre, init_variables, make_apply, to_pixels
 from ernie5_jax.vision.convolution import Stream
 from ernie5_jax.vision.errors import VisionError
 from ernie5_jax.vision.quantizer import residual_bsq
@@ -48,7 +48,7 @@ def train_visual_tokenizer(
     """
     batches = _Batches(images, videos, config, seed)
     state = init_state(config, seed)
-    step = jax.jit(make_train_step(config), donate_argnums=0)
+    step = compiled_train_step(config)
     settings = config.training
     bar = tqdm(range(1, settings.steps + 1), desc="visual tokenizer", unit=" steps", disable=not progress)
     for number in bar:
@@ -73,6 +73,12 @@ def init_state(config: VisualTokenizerConfig, seed: int) -> State:
         "opt_state": _optimizer(config).init(variables["params"]),
         **variables,
     }
+
+
+@functools.lru_cache(maxsize=8)
+def compiled_train_step(config: VisualTokenizerConfig) -> Callable[[State, Any, Any], tuple[State, Metrics]]:
+    """`make_train_step`, jitted once per configuration; the state is donated."""
+    return jax.jit(make_train_step(config), donate_argnums=0)
 
 
 def make_train_step(
@@ -105,7 +111,7 @@ def tokenizer_loss(
     Args:
       config: Weights.
       params: Of the autoencoder.
-      mean: [C], running mean latent.
+      mean: [2, C], running mean latents.
       step: [], steps done; the running mean moves faster in the first ones.
       clips: Pixels in [-1, 1], [B, T, H, W, 3] by kind ("image", "video").
 
@@ -114,13 +120,13 @@ def tokenizer_loss(
     """
     apply, pyramid = make_apply(config), make_pyramid(config)
     encoded, _, _ = apply.encode(params, list(clips.values()), None)
+    # The batch's own means, with their gradient: lagging ones let the bits of the first scale settle on one side.
+    batch_mean = _mean_latents(encoded, mean)
     stream = Stream([])
-    latents = stream.join(encoded)
-    batch_mean = latents.mean((0, 1, 2))
+    latents = stream.join([centre(group, batch_mean, start=True) for group in encoded])
     decay = jnp.minimum(config.mean_decay, (step + 1) / (step + 10)).astype(latents.dtype)
     mean = decay * mean + (1 - decay) * jax.lax.stop_gradient(batch_mean)
-    # The batch's own mean, with its gradient: a lagging one lets the bits of the first scale settle on one side.
-    codes = residual_bsq(latents - batch_mean, pyramid, config.entropy_temperature)
+    codes = residual_bsq(latents, pyramid, config.entropy_temperature)
     decoded, _ = apply.decode(params, stream.groups(codes.quantized), None)
     loss = config.commit_weight * codes.commit
     loss += config.entropy_weight * config.entropy_temperature * codes.entropy_loss()
@@ -131,6 +137,13 @@ def tokenizer_loss(
         metrics[f"{kind}_psnr"] = jnp.mean(10 * jnp.log10(4 / (error + 1e-8)))
     loss += _reconstruction_loss(config, Stream([]).join(decoded), Stream([]).join(list(clips.values())))
     return loss, (mean, {"loss": loss, **metrics})
+
+
+def _mean_latents(encoded: Sequence[jax.Array], otherwise: jax.Array) -> jax.Array:
+    """[2, C]: mean of the first latent frames and of the later ones; `otherwise` where a batch has no later ones."""
+    first = jnp.concatenate([group[:, 0] for group in encoded]).mean((0, 1, 2))
+    later = [group[:, 1:].reshape(-1, group.shape[-1]) for group in encoded if group.shape[1] > 1]
+    return jnp.stack([first, jnp.concatenate(later).mean(0) if later else otherwise[1]])
 
 
 def bit_entropy(bits: jax.Array) -> jax.Array:
@@ -176,8 +189,7 @@ class _Batches:
         self.config, self.seed = config, seed
         side, stride = config.image_size, config.temporal_stride
         for kind, items, rank in (("picture", self.images, 3), ("video", self.videos, 4)):
-            for i in range(0 if items is None else len(items)):
-                item = items[i]
+            for i, item in enumerate(() if items is None else (items[i] for i in range(len(items)))):
                 fits = item.dtype == np.uint8 and item.ndim == rank and item.shape[-3:] == (side, side, 3)
                 if not fits or (rank == 4 and item.shape[0] % stride != 1 % stride):
                     frames = f"T = 1 mod {stride}, " if rank == 4 else ""

@@ -25,6 +25,11 @@ def _fill(module, seed=0):
     return module
 
 
+def _history(conv: CausalConv3d) -> nnx.Param:
+    assert conv.history is not None
+    return conv.history
+
+
 def _random(*shape):
     return jnp.asarray(np.random.default_rng(3).normal(size=shape), jnp.float32)
 
@@ -32,7 +37,7 @@ def _random(*shape):
 class CausalConvTest(parameterized.TestCase):
     def test_replicate_padding_golden(self):
         conv = CausalConv3d("c", 1, 1, 3)
-        conv.history.set_value(jnp.zeros((2, 3, 3, 1, 1)).at[:, 1, 1, 0, 0].set(jnp.array([0.5, 0.25])))
+        _history(conv).set_value(jnp.zeros((2, 3, 3, 1, 1)).at[:, 1, 1, 0, 0].set(jnp.array([0.5, 0.25])))
         conv.kernel.set_value(jnp.zeros((3, 3, 1, 1)).at[1, 1].set(0.25))
         y = conv(jnp.arange(1.0, 6).reshape(5, 1, 1, 1), Stream([(1, 5)]))
         np.testing.assert_allclose(y.ravel(), [1, 1.25, 1.75, 2.75, 3.75], atol=1e-6)
@@ -40,7 +45,7 @@ class CausalConvTest(parameterized.TestCase):
     def test_equals_a_three_dimensional_convolution(self):
         conv, x = _fill(CausalConv3d("c", 3, 4, 3)), _random(2, 5, 4, 4, 3)
         padded = jnp.concatenate([x[:, :1], x[:, :1], x], axis=1)
-        kernel = jnp.concatenate([conv.history[...], conv.kernel[...][None]])
+        kernel = jnp.concatenate([_history(conv)[...], conv.kernel[...][None]])
         expected = lax.conv_general_dilated(
             padded, kernel, (1, 1, 1), ((0, 0), (1, 1), (1, 1)), dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
         )
@@ -51,7 +56,7 @@ class CausalConvTest(parameterized.TestCase):
         conv, x = _fill(CausalConv3d("c", 3, 4, 3)), _random(5, 4, 4, 3)
         picture = np.concatenate([conv(frame[None], Stream([(1, 1)])) for frame in x])
         self.assertGreater(np.abs(conv(x, Stream([(1, 5)])) - picture)[1:].max(), 0.1)
-        conv.history.set_value(jnp.zeros_like(conv.history[...]))
+        _history(conv).set_value(jnp.zeros_like(_history(conv)[...]))
         picture = np.concatenate([conv(frame[None], Stream([(1, 1)])) for frame in x])
         np.testing.assert_allclose(conv(x, Stream([(1, 5)])), picture, atol=1e-5)
 

@@ -74,7 +74,7 @@ class QuantizeTest(parameterized.TestCase):
         acc, inputs = jnp.zeros((3, 5, 4, 6)), pyramid.split(result.inputs)
         for k, bits in enumerate(pyramid.split(result.bits)):
             np.testing.assert_allclose(pyramid.next_input(acc, k), inputs[k], atol=1e-6)
-            acc = pyramid.accumulate(acc, jnp.asarray(bits ^ flips[k] if flip and k < 3 else bits), k)
+            acc = pyramid.accumulate(acc, jnp.asarray(bits ^ flips[k] if flips and k < 3 else bits), k)
         np.testing.assert_allclose(result.quantized, acc, atol=1e-6)
         np.testing.assert_allclose(result.summary, np.asarray(pyramid.summary(acc)).reshape(3, 1, 6), atol=1e-6)
         if not flip:

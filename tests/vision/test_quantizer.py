@@ -9,8 +9,10 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.vision import ScalePyramid
-from ernie5_jax.vision.quantizer import bit_probabilities, bsq, residual_bsq
+from ernie5_jax.vision.quantizer import bit_probabilities, residual_bsq
+from ernie5_jax.vision.quantizer import bsq as eager_bsq
 
+bsq = jax.jit(eager_bsq, static_argnames="temperature")
 Z = jnp.array([0.3, -0.1, 0.2, -0.4])
 PYRAMID = ScalePyramid(((1, 1), (2, 2), (4, 4)), 6)
 
@@ -53,13 +55,13 @@ class BsqTest(parameterized.TestCase):
             out = bsq(z)
             return out.entropy_loss() + out.commit
 
-        chex.assert_tree_all_finite(jax.grad(loss)(jnp.array([[100.0, -3, 1e-9], [0, 0, 0]])))
+        chex.assert_tree_all_finite(jax.jit(jax.grad(loss))(jnp.array([[100.0, -3, 1e-9], [0, 0, 0]])))
 
 
 class ResidualTest(parameterized.TestCase):
     def test_same_bits_and_sum_as_the_pyramid(self):
         latents = np.random.default_rng(0).normal(size=(5, 4, 4, 6)).astype(np.float32) * 0.5
-        out = residual_bsq(jnp.asarray(latents), PYRAMID)
+        out = jax.jit(lambda z: residual_bsq(z, PYRAMID))(latents)
         chex.assert_trees_all_equal([np.asarray(b) for b in out.bits], PYRAMID.quantize(latents))
         np.testing.assert_allclose(out.quantized, PYRAMID.dequantize(PYRAMID.quantize(latents)), atol=1e-6)
         np.testing.assert_allclose(out.commit, 6 * np.mean((latents - out.quantized) ** 2), rtol=1e-5)
@@ -68,7 +70,7 @@ class ResidualTest(parameterized.TestCase):
     def test_gradient_of_the_sum_is_the_identity(self):
         latents = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 4, 6)))
         weights = jnp.asarray(np.random.default_rng(2).normal(size=latents.shape))
-        gradient = jax.grad(lambda z: jnp.sum(residual_bsq(z, PYRAMID).quantized * weights))(latents)
+        gradient = jax.jit(jax.grad(lambda z: jnp.sum(residual_bsq(z, PYRAMID).quantized * weights)))(latents)
         np.testing.assert_allclose(gradient, weights, atol=1e-6)
 
 
