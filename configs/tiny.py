@@ -1,7 +1,7 @@
 """A model that needs nothing prepared and reaches its first step within a minute; elastic masks are on."""
 
 from configs import quickstart
-from ernie5_jax.config import CAPACITIES, SourceConfig, to_plain
+from ernie5_jax.config import SourceConfig, to_plain
 
 
 def get_config():

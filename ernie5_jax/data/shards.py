@@ -181,10 +181,12 @@ def _write_shard(path: Path, records: Sequence[bytes]) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
     temporary = path.with_name(path.name + ".tmp")
-    writer = ArrayRecordWriter(str(temporary), "group_size:1")
     try:
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
         for record in records:
             writer.write(record)
-    finally:
         writer.close()
+    except RuntimeError as error:  # a full disk, a folder that is not writable
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"{path}: could not be written ({str(error).partition(';')[0]})") from None
     os.replace(temporary, path)

@@ -76,9 +76,9 @@ class TfdsSource:
           builder: A prepared builder, see `load_builder`.
           split: TFDS split expression.
           mapping: One of image, video, audio, text: the feature with the medium. `caption`: a feature, or a template
-            such as "a handwritten {label:word}", where :word spells the digit. `prompt`: the same for the direction
-            that generates the medium (default: the caption); templates joined by "|" take turns by example. Every
-            other key: a feature that is kept in `meta` under that key.
+            (any text with spaces) such as "a handwritten {label:word}", where :word spells the digit. `prompt`: the
+            same for the direction that generates the medium (default: the caption); templates joined by "|" take
+            turns by example. Every other key: a feature that is kept in `meta` under that key.
           form: Formats that media are brought to.
           options: See `OPTIONS`.
           meta: Constants for `meta`.
@@ -175,7 +175,7 @@ class TfdsSource:
         return frames[0] if self._medium == "image" else frames
 
     def _fill(self, template: str, example: dict[str, Any]) -> str:
-        if "{" not in template:
+        if not _is_template(template):
             return str(self._plain(example, template))
         parts = []
         for literal, feature, form, _ in string.Formatter().parse(template):
@@ -197,8 +197,12 @@ class TfdsSource:
         return np.asarray(value).tolist()
 
 
+def _is_template(text: str) -> bool:
+    return "{" in text or " " in text
+
+
 def _fields(templates: str) -> list[str]:
-    if "{" not in templates:
+    if not _is_template(templates):
         return [templates]
     return [field for _, field, _, _ in string.Formatter().parse(templates) if field]
 

@@ -1,6 +1,6 @@
 """Tiny dummy configs, documents, batches and tokenizers for tests, ours and users' own."""
 
-from ernie5_jax.testing.configs import square_scales, tiny_model_config, tiny_sequence_config
+from ernie5_jax.testing.configs import square_scales, tiny_experiment_config, tiny_model_config, tiny_sequence_config
 from ernie5_jax.testing.documents import (
     KINDS,
     Kind,
@@ -24,6 +24,7 @@ __all__ = [
     "random_encoded_document",
     "random_encoded_span",
     "square_scales",
+    "tiny_experiment_config",
     "tiny_model_config",
     "tiny_sequence_config",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ernie5_jax.config import ModelConfig, RouterConfig, SequenceConfig
+from ernie5_jax.config import ExperimentConfig, ModelConfig, RouterConfig, SequenceConfig, from_mapping, to_plain
 
 
 def tiny_model_config(**overrides: Any) -> ModelConfig:
@@ -36,6 +36,25 @@ def tiny_model_config(**overrides: Any) -> ModelConfig:
 def tiny_sequence_config(length: int = 64, **overrides: Any) -> SequenceConfig:
     """Rows of `length` positions, capacities as large as the row."""
     return SequenceConfig(length=length, **overrides)
+
+
+def tiny_experiment_config(**sections: Any) -> ExperimentConfig:
+    """A whole configuration that fits the dummy tokenizers: 8 px pictures, sound at 1 kHz in frames of 40 samples.
+
+    Args:
+      **sections: Sections of `ExperimentConfig` whose fields change, e.g. `sequence={"length": 64}`.
+    """
+    model = tiny_model_config()
+    values: dict[str, Any] = {
+        "text": {"vocab_size": model.vocab_size},
+        "visual": {"patch_size": 4, "channels": (6,), "bits": 4, "scales": (1, 2), "image_size": 8},
+        "audio": {"sample_rate": 1000, "hop_length": 40, "fold": 1, "fft_size": 64, "levels": 3, "bins": 16},
+        "model": to_plain(model),
+        "sequence": {"length": 96},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section} if isinstance(section, dict) else section
+    return from_mapping(ExperimentConfig, values)
 
 
 def square_scales(count: int) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from ernie5_jax.data import ManifestError, check_manifest, media, prepare_manifest
 from ernie5_jax.sequence import EncodedAudio, EncodedText, EncodedVisual
-from tests.data.helpers import small_config
+from ernie5_jax.testing import tiny_experiment_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -63,12 +63,15 @@ class ManifestTest(absltest.TestCase):
             ("[1]", "allowed: an object with spans"),
             (spans({"text": 3}), "span 0 text: found 3, allowed: a string"),
             (spans({"text": "a"}, meta={"split": "half"}), "meta split: found 'half', allowed: train, test"),
-            (spans({"video": "97.gif", "role": "generate"}), r"document: .*needs 129 positions, .*sequence\.length' = 96"),
+            (
+                spans({"video": "97.gif", "role": "generate"}),
+                r"document: .*needs 129 positions, .*sequence\.length' = 96",
+            ),
             (spans({"text": {"ids": [-1], "num_bytes": 1}}), "allowed: ids"),
         ]
         path = self.write(*(line for line, _ in cases))
         with self.assertRaises(ManifestError) as caught:
-            prepare_manifest(path, small_config(), self.folder / "out", progress=False)
+            prepare_manifest(path, tiny_experiment_config(), self.folder / "out", progress=False)
         expected = {number: why for number, (_, why) in enumerate(cases, 1) if why}
         self.assertEqual([problem.line for problem in caught.exception.problems], list(expected))
         for problem in caught.exception.problems:
@@ -82,10 +85,20 @@ class ManifestTest(absltest.TestCase):
         path = self.write(
             {"spans": [{"text": "a \ud800 ä", "role": "understand"}, {"image": "good.png", "role": "generate"}]},
             {"spans": [{"audio": "good.wav", "role": "understand"}, {"text": "hm"}], "meta": {"split": "test", "n": 1}},
-            {"spans": [{"video": "5.gif", "role": "understand"}, {"audio": {"codes": "codes.npy"}, "role": "generate"}]},
-            {"spans": [{"text": {"ids": [97, 98], "num_bytes": 2}}, {"image": {"bits": "bits.npy"}, "role": "generate"}]},
+            {
+                "spans": [
+                    {"video": "5.gif", "role": "understand"},
+                    {"audio": {"codes": "codes.npy"}, "role": "generate"},
+                ]
+            },
+            {
+                "spans": [
+                    {"text": {"ids": [97, 98], "num_bytes": 2}},
+                    {"image": {"bits": "bits.npy"}, "role": "generate"},
+                ]
+            },
         )
-        parts = prepare_manifest(path, small_config(), self.folder / "out", progress=False)
+        parts = prepare_manifest(path, tiny_experiment_config(), self.folder / "out", progress=False)
         self.assertEqual({split: len(part) for split, part in parts.items()}, {"train": 3, "test": 1})
         first, third, fourth = parts["train"]
         self.assertEqual(first.spans[0].value, "a \ud800 ä")
@@ -106,16 +119,21 @@ class ManifestTest(absltest.TestCase):
 
     def test_missing_and_empty_manifest(self):
         with self.assertRaisesRegex(ValueError, "no such file"):
-            check_manifest(self.folder / "none.jsonl", small_config(), progress=False)
+            check_manifest(self.folder / "none.jsonl", tiny_experiment_config(), progress=False)
         with self.assertRaisesRegex(ValueError, "no lines"):
-            check_manifest(self.write(), small_config(), progress=False)
+            check_manifest(self.write(), tiny_experiment_config(), progress=False)
 
     def test_script_lists_bad_lines_and_fails_without_traceback(self):
         path = self.write("{", {"spans": [{"text": ""}]})
         arguments = [sys.executable, "-m", "experiments.prepare_data", f"--manifest={path}", f"--out={self.folder}/out"]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         result = subprocess.run(
-            [*arguments, "--config=configs/tiny.py"], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+            [*arguments, "--config=configs/tiny.py"],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         self.assertEqual(result.returncode, 1)
         self.assertIn("line 1: line: found text that is not JSON", result.stderr)
