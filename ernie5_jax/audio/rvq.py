@@ -93,19 +93,28 @@ def draw_levels(key: jax.Array, shape: tuple[int, ...], levels: int, probability
     return jnp.where(jax.random.bernoulli(choose, probability, shape), n, levels)
 
 
+def draw_weighted(key: jax.Array, weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Indices into weight [N] >= 0, each in proportion to its weight: int32 [shape]; one of weight 0 is never drawn."""
+    ends = jnp.cumsum(weight)
+    # side="right" steps over entries whose end equals the draw, which are those without weight.
+    drawn = jnp.searchsorted(ends, jax.random.uniform(key, shape, weight.dtype) * ends[-1], side="right")
+    last = weight.shape[0] - 1 - jnp.argmax(weight[::-1] > 0)  # where rounding would step over the end
+    return jnp.minimum(drawn, last).astype(jnp.int32)
+
+
 def initialize(key: jax.Array, x: jax.Array, levels: int, bins: int) -> Codebooks:
     """k-means over x [N, D], level n on what the finished levels before it left over.
 
     Codes start at distinct vectors of x where N >= bins; an empty cluster takes a random vector.
     """
     size = x.shape[0]
-    residual, all_codes, all_counts = x, [], []
-    for level_key in jax.random.split(key, levels):
-        start_key, refill_key = jax.random.split(level_key)
+
+    def level(residual, key):
+        start_key, refill_key = jax.random.split(key)
         start = residual[jax.random.choice(start_key, size, (bins,), replace=size < bins)]
         refills = residual[jax.random.randint(refill_key, (KMEANS_ITERATIONS, bins), 0, size)]
 
-        def iterate(codes, refill, residual=residual):
+        def iterate(codes, refill):
             counts, sums = _assign(nearest(codes, residual), residual, jnp.ones(size), bins)
             means = sums / jnp.maximum(counts, 1)[:, None]
             return jnp.where(counts[:, None] > 0, means, refill), None
@@ -113,10 +122,9 @@ def initialize(key: jax.Array, x: jax.Array, levels: int, bins: int) -> Codebook
         codes, _ = lax.scan(iterate, start, refills)
         index = nearest(codes, residual)
         counts, _ = _assign(index, residual, jnp.ones(size), bins)
-        all_codes.append(codes)
-        all_counts.append(jnp.maximum(counts, 1e-3))
-        residual = residual - codes[index]
-    codes, counts = jnp.stack(all_codes), jnp.stack(all_counts)
+        return residual - codes[index], (codes, jnp.maximum(counts, 1e-3))
+
+    _, (codes, counts) = lax.scan(level, x, jax.random.split(key, levels))
     return Codebooks(codes=codes, counts=counts, sums=codes * counts[..., None])
 
 
@@ -143,8 +151,7 @@ def update(
     sums = decay * state["sums"] + (1 - decay) * batch_sums
     mean = counts.mean(-1, keepdims=True)
     dead = counts < revive * mean
-    logits = jnp.where(flat > 0, 0.0, -jnp.inf)
-    picks = jax.random.categorical(key, logits, shape=(levels, bins))
+    picks = draw_weighted(key, flat, (levels, bins))
     fresh = jnp.take_along_axis(x, picks[..., None], axis=1)
     counts = jnp.where(dead, mean, counts)
     sums = jnp.where(dead[..., None], fresh * mean[..., None], sums)

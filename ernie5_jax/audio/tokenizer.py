@@ -141,7 +141,7 @@ def load_audio_tokenizer(folder: Path | str) -> RvqAudioTokenizer:
     folder = Path(folder)
     try:
         content = json.loads((folder / _CONFIG_FILE).read_text())
-        with np.load(folder / _ARRAYS_FILE) as stored:
+        with (folder / _ARRAYS_FILE).open("rb") as file, np.load(file) as stored:
             flat = {name: stored[name] for name in stored.files}
     except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
         raise AudioError(

@@ -53,29 +53,39 @@ def optimizer(config: AudioTokenizerConfig) -> optax.GradientTransformation:
         training.steps,
         training.learning_rate * 0.01,
     )
-    return optax.chain(
-        optax.clip_by_global_norm(training.clip_norm),
-        optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=training.weight_decay),
+    # One flat vector: the update of many small arrays takes long to compile.
+    return optax.flatten(
+        optax.chain(
+            optax.clip_by_global_norm(training.clip_norm),
+            optax.adamw(schedule, b1=0.9, b2=0.98, weight_decay=training.weight_decay),
+        )
     )
 
 
 def initial_state(config: AudioTokenizerConfig, waves: np.ndarray, lengths: np.ndarray, seed: int) -> State:
     """State before the first step; the features' scale comes from `waves` [N, samples] with `lengths` [N] samples."""
-    key, codec_key = jax.random.split(jax.random.key(seed))
-    params = nnx.to_pure_dict(nnx.state(Codec(config, nnx.Rngs(params=codec_key))))
     shape = (config.levels, config.bins, config.code_dim)
     # Distinct buffers: the state is donated.
     codebooks = rvq.Codebooks(codes=jnp.zeros(shape), counts=jnp.zeros(shape[:2]), sums=jnp.zeros(shape))
     count = min(len(waves), _STATISTICS_CLIPS)
-    raw = np.asarray(log_magnitude(jnp.asarray(waves[:count]), config.fft_size, config.hop_length, config.log_floor))
+    spectra = jax.jit(log_magnitude, static_argnames=("fft_size", "hop_length", "floor"))
+    raw = np.asarray(spectra(waves[:count], config.fft_size, config.hop_length, config.log_floor))
     frames = raw[np.arange(raw.shape[1]) * config.hop_length < lengths[:count, None]]
     mean = frames.mean(0)
     scale = {"mean": jnp.asarray(mean), "std": jnp.asarray((frames - mean).std() + 1e-3)}
+
+    @jax.jit  # one program instead of one per array
+    def draw(seed):
+        key, codec_key = jax.random.split(jax.random.key(seed))
+        params = nnx.to_pure_dict(nnx.state(Codec(config, nnx.Rngs(params=codec_key))))
+        return key, params, optimizer(config).init(params)
+
+    key, params, optimizer_state = draw(seed)
     return {
         "params": params,
         "codebooks": codebooks,
         "scale": scale,
-        "optimizer": optimizer(config).init(params),
+        "optimizer": optimizer_state,
         "step": jnp.int32(0),
         "key": key,
     }
@@ -144,7 +154,8 @@ def train_step(
     enabled = state["step"] >= quantizer_start(config)
     codebooks = jax.tree.map(lambda new, old: jnp.where(enabled, new, old), codebooks, state["codebooks"])
     usage = (codebooks["counts"] > config.revive_threshold * codebooks["counts"].mean(-1, keepdims=True)).mean()
-    metrics |= {"gradient_norm": optax.global_norm(grads), "codes_in_use": usage}
+    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
+    metrics |= {"gradient_norm": norm, "codes_in_use": usage}
     new_state = state | {
         "params": optax.apply_updates(state["params"], updates),
         "codebooks": codebooks,
@@ -162,8 +173,7 @@ def initialize_codebooks(state: State, waves: jax.Array, lengths: jax.Array, *, 
     latents = codec.encode(spectral_features(waves, state["scale"], config), mask)
     key = jax.random.fold_in(state["key"], config.training.steps)
     # Drawn with replacement: the number of valid frames is not static.
-    logits = jnp.where(mask.reshape(-1), 0.0, -jnp.inf)
-    chosen = jax.random.categorical(key, logits, shape=(min(_KMEANS_FRAMES, mask.size),))
+    chosen = rvq.draw_weighted(key, mask.reshape(-1).astype(latents.dtype), (min(_KMEANS_FRAMES, mask.size),))
     books = rvq.initialize(key, latents.reshape(-1, config.code_dim)[chosen], config.levels, config.bins)
     share = config.training.batch_size * mask.mean() * mask.shape[1] / chosen.size
     return rvq.Codebooks(codes=books["codes"], counts=books["counts"] * share, sums=books["sums"] * share)

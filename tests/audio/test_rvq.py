@@ -9,6 +9,8 @@ from absl.testing import absltest
 from ernie5_jax.audio import rvq
 
 KEY = jax.random.key(0)
+quantize, update = jax.jit(rvq.quantize), jax.jit(rvq.update)
+initialize = jax.jit(rvq.initialize, static_argnames=("levels", "bins"))
 LEVELS, BINS, WIDTH = 4, 16, 8
 
 
@@ -27,7 +29,7 @@ class QuantizeTest(absltest.TestCase):
 
     def test_two_levels_by_hand(self):
         codes = jnp.array([[[0.0, 0.0], [4.0, 0.0]], [[0.0, 1.0], [-1.0, 0.0]]])
-        found = rvq.quantize(codes, jnp.array([3.5, 0.0]))
+        found = quantize(codes, jnp.array([3.5, 0.0]))
         # Level 1 takes (4, 0), leaves (-.5, 0); level 2 takes (-1, 0), leaves (.5, 0).
         np.testing.assert_array_equal(found.codes, [1, 1])
         np.testing.assert_allclose(found.quantized, [3.0, 0.0], atol=1e-6)
@@ -36,7 +38,7 @@ class QuantizeTest(absltest.TestCase):
         np.testing.assert_allclose(found.residuals, [[3.5, 0.0], [-0.5, 0.0]])
 
     def test_every_level_takes_the_nearest_code_of_what_is_left(self):
-        found = rvq.quantize(self.codes, self.x)
+        found = quantize(self.codes, self.x)
         left = np.asarray(self.x)
         for level, codes in enumerate(np.asarray(self.codes)):
             expected = np.argmin(((left[..., None, :] - codes) ** 2).sum(-1), -1)
@@ -46,30 +48,30 @@ class QuantizeTest(absltest.TestCase):
         np.testing.assert_allclose(found.quantized, self.x - left, atol=1e-5)
 
     def test_straight_through_gradient_is_the_identity(self):
-        jacobian = jax.jacobian(lambda x: rvq.quantize(self.codes, x).quantized)(self.x[0, 0])
+        jacobian = jax.jacobian(lambda x: quantize(self.codes, x).quantized)(self.x[0, 0])
         np.testing.assert_array_equal(jacobian, np.eye(WIDTH))
 
     def test_commit_of_every_level_reaches_the_input_and_no_code(self):
         for level in range(LEVELS):
-            commit = lambda x, codes, level=level: rvq.quantize(codes, x).commit[..., level].sum()  # noqa: E731
-            to_x, to_codes = jax.grad(commit, argnums=(0, 1))(self.x, self.codes)
-            left = rvq.quantize(self.codes, self.x)
+            commit = lambda x, codes, level=level: quantize(codes, x).commit[..., level].sum()  # noqa: E731
+            to_x, to_codes = jax.jit(jax.grad(commit, argnums=(0, 1)))(self.x, self.codes)
+            left = quantize(self.codes, self.x)
             after = left.residuals[..., level, :] - self.codes[level][left.codes[..., level]]
             np.testing.assert_allclose(to_x, 2 * after / WIDTH, atol=1e-6)
             self.assertGreater(float(jnp.linalg.norm(to_x)), 0.1)
             np.testing.assert_array_equal(to_codes, np.zeros_like(to_codes))
 
     def test_codebook_loss_reaches_the_codes_and_not_the_input(self):
-        loss = lambda x, codes: rvq.quantize(codes, x).codebook.sum()  # noqa: E731
-        to_x, to_codes = jax.grad(loss, argnums=(0, 1))(self.x, self.codes)
+        loss = lambda x, codes: quantize(codes, x).codebook.sum()  # noqa: E731
+        to_x, to_codes = jax.jit(jax.grad(loss, argnums=(0, 1)))(self.x, self.codes)
         np.testing.assert_array_equal(to_x, np.zeros_like(to_x))
         for level in range(LEVELS):
             self.assertGreater(float(jnp.linalg.norm(to_codes[level])), 0.1)
 
     def test_dropped_levels_are_left_out_of_the_sum_only(self):
-        full = rvq.quantize(self.codes, self.x)
+        full = quantize(self.codes, self.x)
         for n in range(1, LEVELS + 1):
-            some = rvq.quantize(self.codes, self.x, jnp.full(self.x.shape[:-1], n))
+            some = quantize(self.codes, self.x, jnp.full(self.x.shape[:-1], n))
             chex.assert_trees_all_equal(some.codes, full.codes)
             np.testing.assert_allclose(some.quantized, rvq.dequantize(self.codes, full.codes[..., :n]), atol=1e-5)
 
@@ -88,7 +90,7 @@ class CodebookTest(absltest.TestCase):
         state = books([[[0.0], [10.0]]])
         x = jnp.array([[1.0], [2.0], [9.0], [100.0]])
         weight = jnp.array([1, 1, 1, 0])  # the last vector is padding
-        after = rvq.update(state, KEY, rvq.quantize(state["codes"], x), weight, decay=0.9, revive=0.0)
+        after = update(state, KEY, quantize(state["codes"], x), weight, decay=0.9, revive=0.0)
         # counts .9 * 1 + .1 * (2, 1); sums .9 * (0, 10) + .1 * (3, 9).
         np.testing.assert_allclose(after["counts"], [[1.1, 1.0]], rtol=1e-6)
         np.testing.assert_allclose(after["sums"], [[[0.3], [9.9]]], rtol=1e-6)
@@ -99,30 +101,35 @@ class CodebookTest(absltest.TestCase):
         state["counts"] = jnp.array([[10.0, 10.0, 0.1]])
         state["sums"] = state["codes"] * state["counts"][..., None]
         x = jnp.array([[0.0], [1.0], [-7.0], [-7.0]])
-        quantized, weight = rvq.quantize(state["codes"], x), jnp.array([1, 1, 0, 0])
+        quantized, weight = quantize(state["codes"], x), jnp.array([1, 1, 0, 0])
         for seed in range(5):
-            after = rvq.update(state, jax.random.key(seed), quantized, weight, decay=0.99, revive=0.1)
+            after = update(state, jax.random.key(seed), quantized, weight, decay=0.99, revive=0.1)
             self.assertIn(round(float(after["codes"][0, 2, 0]), 3), (0.0, 1.0))
             np.testing.assert_allclose(after["counts"][0, 2], after["counts"][0].sum() / 3, rtol=0.5)
             np.testing.assert_allclose(after["codes"][0, :2, 0], [0, 1], atol=0.01)
-        kept = rvq.update(state, KEY, quantized, weight, decay=0.99, revive=0.0)
+        kept = update(state, KEY, quantized, weight, decay=0.99, revive=0.0)
         np.testing.assert_allclose(kept["codes"][0, 2], 500, rtol=1e-3)
+
+    def test_weighted_draws_follow_the_weights(self):
+        draws = np.asarray(rvq.draw_weighted(KEY, jnp.array([0.0, 1.0, 0.0, 3.0, 0.0]), (10_000,)))
+        np.testing.assert_allclose(np.bincount(draws, minlength=5) / 10_000, [0, 0.25, 0, 0.75, 0], atol=0.02)
+        self.assertEqual(set(draws), {1, 3})
 
     def test_initialisation_finds_the_clusters_level_after_level(self):
         # Four far clusters; inside each the same two offsets: level 2 must find the offsets.
         centres = np.array([[0, 0], [50, 0], [0, 50], [50, 50]], np.float32)
         offsets = np.array([[2, 1], [-2, -1]], np.float32)
         points = (centres[:, None] + offsets[None]).reshape(-1, 2).repeat(20, 0)
-        found = rvq.initialize(jax.random.key(1), jnp.asarray(points), levels=2, bins=4)
+        found = initialize(jax.random.key(1), jnp.asarray(points), levels=2, bins=4)
         nearest = lambda targets, codes: np.abs(targets[:, None] - codes[None]).sum(-1).min(1)  # noqa: E731
         np.testing.assert_allclose(nearest(centres, np.asarray(found["codes"][0])), 0, atol=1e-3)
         np.testing.assert_allclose(nearest(offsets, np.asarray(found["codes"][1])), 0, atol=1e-3)
-        quantized = rvq.quantize(found["codes"], jnp.asarray(points))
+        quantized = quantize(found["codes"], jnp.asarray(points))
         np.testing.assert_allclose(quantized.quantized, points, atol=1e-3)
         np.testing.assert_allclose(found["counts"][0], np.full(4, 40))
 
     def test_few_vectors_do_not_break_initialisation(self):
-        found = rvq.initialize(KEY, jax.random.normal(KEY, (3, 2)), levels=2, bins=8)
+        found = initialize(KEY, jax.random.normal(KEY, (3, 2)), levels=2, bins=8)
         chex.assert_tree_all_finite(found)
 
 
