@@ -58,7 +58,7 @@ def _suite(opened):
 
     from ernie5_jax.data import SPLITS
     from ernie5_jax.evaluation import pipeline
-    from ernie5_jax.training.checkpoint import find_checkpoint
+    from ernie5_jax.training import find_checkpoint
 
     config = opened.config.evaluation
     config = dataclasses.replace(config, suite=_SUITE.value or config.suite, samples=_SAMPLES.value or config.samples)

@@ -35,23 +35,24 @@ def main(argv):
 
 def run_all(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
     """Runs the stages that are not finished yet and returns the content of `summary.json`."""
-    from ernie5_jax.evaluation import pipeline, read_metrics, summarize, write_report, write_summary
-    from ernie5_jax.training import prepare_run, train
-    from ernie5_jax.training.checkpoint import find_checkpoint
+    from ernie5_jax.data import SPLITS
+    from ernie5_jax.evaluation import pipeline, summarize, write_report, write_summary
+    from ernie5_jax.training import find_checkpoint, prepare_run, read_metrics, train
 
     stages = Stages(workdir)
     data = prepare_run(config, workdir, stage=stages.stage)
     with stages.stage("pretrain"):
         train(config, workdir, data)
     opened = pipeline.open_checkpoint(workdir)
+    with stages.stage("data"):
+        training, held_out = (pipeline.split_documents(config, workdir / "data", split) for split in SPLITS)
     with stages.stage("judges"):
-        training, held_out = (pipeline.split_documents(config, workdir / "data", split) for split in ("train", "test"))
         judges = pipeline.make_judges(opened, training, folder=workdir / "judges", seed=config.seed)
     with stages.stage("evaluate"):
         results = _evaluate(opened, judges, training, held_out, workdir / "evaluation")
     run = {"checkpoint": str(find_checkpoint(workdir)), **opened.facts(), **results.numbers, "seconds": stages.seconds}
     with stages.stage("report"):
-        metrics = read_metrics(workdir / "metrics.jsonl")
+        metrics = read_metrics(workdir)
         write_report(workdir / "report.html", results, summarize(results, run), metrics, title=config.name.capitalize())
     summary = write_summary(workdir / "summary.json", results, run)
     print(f"{sum(stages.seconds.values()):.0f} s in all\n{workdir / 'report.html'}\n{workdir / 'summary.json'}")

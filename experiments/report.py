@@ -21,7 +21,8 @@ _TITLE = flags.DEFINE_string("title", "", "Heading; empty is the name of the fol
 
 def main(argv):
     del argv
-    from ernie5_jax.evaluation import EvaluationError, Results, read_metrics, write_report
+    from ernie5_jax.evaluation import EvaluationError, Results, write_report
+    from ernie5_jax.training import read_metrics
 
     workdir = Path(_WORKDIR.value)
     results = Results.load(workdir / "evaluation")
@@ -31,7 +32,7 @@ def main(argv):
         raise EvaluationError(f"summary '{workdir / 'summary.json'}': cannot be read ({error})") from None
     out = Path(_OUT.value) if _OUT.value else workdir / "report.html"
     title = _TITLE.value or workdir.resolve().name.capitalize()
-    write_report(out, results, summary, read_metrics(workdir / "metrics.jsonl"), title=title)
+    write_report(out, results, summary, read_metrics(workdir), title=title)
     print(out)
 
 

@@ -6,7 +6,7 @@ from ernie5_jax.evaluation.digits import DigitsSuite, caption_of
 from ernie5_jax.evaluation.errors import EvaluationError
 from ernie5_jax.evaluation.judges import Judge, train_judge, train_judges
 from ernie5_jax.evaluation.losses import HeldOut
-from ernie5_jax.evaluation.report import build_report, read_metrics, write_report
+from ernie5_jax.evaluation.report import build_report, write_report
 from ernie5_jax.evaluation.results import Example, Results, write_json
 from ernie5_jax.evaluation.scores import Score, wilson_interval
 from ernie5_jax.evaluation.summary import machine, summarize, versions, write_summary
@@ -27,7 +27,6 @@ __all__ = [
     "machine",
     "near_duplicates",
     "order0_bits_per_byte",
-    "read_metrics",
     "rms_distances",
     "same_words",
     "summarize",

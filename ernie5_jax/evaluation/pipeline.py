@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ernie5_jax.config import EvaluationConfig, ExperimentConfig, to_plain
-from ernie5_jax.data import encode_in_memory, load_tokenizers, prepare_documents
+from ernie5_jax.data import encode_in_memory, prepare_documents
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.digits import DigitsSuite
 from ernie5_jax.evaluation.errors import EvaluationError
@@ -18,10 +18,9 @@ from ernie5_jax.evaluation.losses import HeldOut
 from ernie5_jax.evaluation.results import Results
 from ernie5_jax.evaluation.scores import Score
 from ernie5_jax.evaluation.tasks import ask
-from ernie5_jax.generation import Engine
+from ernie5_jax.generation import Engine, LoadedModel, load
 from ernie5_jax.sequence import Document
 from ernie5_jax.training.accounting import parameter_totals
-from ernie5_jax.training.restore import load_run
 
 SUITES = ("digits",)
 _IDENTITY = ("seed", "model", "text", "visual", "audio", "data", "generation", "evaluation")
@@ -32,22 +31,28 @@ class Opened:
     """A checkpoint ready to be evaluated.
 
     Attributes:
-      config: Its resolved configuration.
-      step: Optimiser steps it was trained for.
-      engine: Generates from it (averaged parameters, if it has any).
+      model: What `load` gives.
       held_out: Losses of encoded documents.
     """
 
-    config: ExperimentConfig
-    step: int
-    engine: Engine
+    model: LoadedModel
     held_out: HeldOut
+
+    @property
+    def config(self) -> ExperimentConfig:
+        return self.model.config
+
+    @property
+    def engine(self) -> Engine:
+        return self.model.engine
+
+    @property
+    def step(self) -> int:
+        return self.model.step
 
     def losses(self, documents: Sequence[Document]) -> dict[str, Any]:
         """Losses, routing and bits per byte of raw documents, see `HeldOut`."""
-        return self.held_out(
-            encode_in_memory(documents, self.engine.tokenizers, self.config.sequence, split_prose=True)
-        )
+        return self.held_out(encode_in_memory(documents, self.model.tokenizers, self.config.sequence, split_prose=True))
 
     def identity(self) -> dict[str, Any]:
         """Tells whether saved results are those of this checkpoint and suite."""
@@ -75,11 +80,8 @@ def open_checkpoint(path: str | Path) -> Opened:
     Raises:
       CheckpointError: Nothing there, or not readable.
     """
-    run = load_run(path)
-    tokenizers = load_tokenizers(run.tokenizers)
-    config = run.config
-    engine = Engine(config.model, run.params, run.router_bias, tokenizers, config.sequence, config.generation)
-    return Opened(config, run.step, engine, HeldOut(config, run.params, run.router_bias))
+    model = load(path)
+    return Opened(model, HeldOut(model.config, model.params, model.router_bias))
 
 
 def split_documents(config: ExperimentConfig, folder: Path, split: str, *, progress: bool = True) -> list[Document]:
@@ -114,7 +116,7 @@ def make_judges(
         training,
         steps=steps,
         seed=seed,
-        sample_rate=opened.engine.tokenizers.audio.sample_rate,
+        sample_rate=opened.model.tokenizers.audio.sample_rate,
         folder=folder / f"steps_{steps}_seed_{seed}" if folder else None,
         progress=True,
     )
@@ -151,8 +153,8 @@ def evaluate_suite(
         judges,
         training,
         held_out,
-        opened.engine.tokenizers.visual,
-        opened.engine.tokenizers.audio,
+        opened.model.tokenizers.visual,
+        opened.model.tokenizers.audio,
         config=config,
         losses=opened.losses,
         seed=seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from markupsafe import Markup
 
 from ernie5_jax.evaluation import charts, media
 from ernie5_jax.evaluation.captions import DIGIT_WORDS
-from ernie5_jax.evaluation.errors import EvaluationError
 from ernie5_jax.evaluation.results import Example, Results
 
 SCORE_NAMES = {
@@ -40,25 +38,6 @@ _LOSS_UNITS = {
 }
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Records of a `metrics.jsonl`, in order; a last line cut off by a kill is left out.
-
-    Raises:
-      EvaluationError: The file is missing.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise EvaluationError(f"metrics {path}: cannot be read ({error.strerror})") from None
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
-
-
 def build_report(
     results: Results,
     summary: dict[str, Any],
@@ -71,7 +50,7 @@ def build_report(
     Args:
       results: Scores and examples.
       summary: Content of `summary.json`.
-      metrics: Records of `metrics.jsonl`.
+      metrics: Records of the run, see `training.read_metrics`.
       title: Name of the run.
     """
     environment = jinja2.Environment(

@@ -15,7 +15,7 @@ from ernie5_jax.evaluation import EvaluationError, HeldOut
 from ernie5_jax.model import init_params, make_apply
 from ernie5_jax.sequence import layout, pack, stack
 from ernie5_jax.testing import KINDS, random_encoded_document, tiny_model_config, tiny_sequence_config
-from ernie5_jax.training.objective import loss_sums
+from ernie5_jax.training.objective import MODALITIES, loss_sums
 from ernie5_jax.vision import ScalePyramid
 
 
@@ -42,7 +42,8 @@ class HeldOutTest(absltest.TestCase):
 
         apply = jax.jit(make_apply(config.model))
         pyramid = ScalePyramid(((1, 1), (2, 2)), config.model.visual_bits)
-        sums, below = dict.fromkeys(("text", "image", "video", "audio"), 0.0), {}
+        sums: dict[str, float] = dict.fromkeys(MODALITIES, 0.0)
+        below: dict[str, float] = {}
         for document in documents:
             row = layout(
                 document, config.sequence, pyramid, audio_bins=config.model.audio_bins, mtp_depth=config.model.mtp_depth
