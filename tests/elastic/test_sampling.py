@@ -1,0 +1,98 @@
+"""Elastic masks: probabilities, ranges, what is never dropped, and purity."""
+
+import chex
+import jax
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ernie5_jax.config import ElasticSamplingConfig
+from ernie5_jax.elastic import sample_mask, step_masks
+from ernie5_jax.model import check_mask, full_mask
+from ernie5_jax.testing import tiny_model_config
+
+MODEL = tiny_model_config(num_moe_layers=5, levels_per_codec_layer=2)  # 7 layers, the last 2 are codec layers
+CONFIG = ElasticSamplingConfig(full_depth=0.75, full_width=0.8, full_top_k=0.6, min_layers=4, min_experts=3)
+DRAWS = 4000
+
+
+def draws(model=MODEL, config=CONFIG, count=DRAWS):
+    keys = jax.random.split(jax.random.key(3), count)
+    return jax.device_get(jax.jit(jax.vmap(lambda key: sample_mask(key, model, config)))(keys))
+
+
+class SamplingTest(chex.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.masks = draws()
+        cls.live = cls.masks.layers[:, 0].sum(-1)
+        cls.width = cls.masks.experts[:, 0].sum(-1)
+        cls.k = cls.masks.top_k[:, 0]
+
+    def test_every_mask_is_legal(self):
+        for i in range(0, DRAWS, 40):
+            check_mask(jax.tree.map(lambda a, i=i: a[i], self.masks), MODEL)
+
+    def test_first_and_codec_layers_always_run(self):
+        self.assertTrue(self.masks.layers[:, 0, [0, 5, 6]].all())
+
+    def test_full_probabilities(self):
+        # Four standard deviations of a share of 4000 draws are below 0.032.
+        self.assertAlmostEqual((self.live == 7).mean(), 0.75, delta=0.032)
+        self.assertAlmostEqual((self.width[:, 0] == 8).mean(), 0.8, delta=0.032)
+        self.assertAlmostEqual((self.k[:, 0] == 2).mean(), 0.6, delta=0.032)
+
+    def test_axes_are_independent(self):
+        both = ((self.live == 7) & (self.width[:, 0] == 8) & (self.k[:, 0] == 2)).mean()
+        self.assertAlmostEqual(both, 0.75 * 0.8 * 0.6, delta=0.032)
+
+    def test_reduced_settings_are_uniform(self):
+        depth = np.bincount(self.live[self.live < 7], minlength=8)
+        self.assertEqual(set(np.flatnonzero(depth)), {4, 5, 6})
+        chex.assert_trees_all_close(depth[4:7] / depth.sum(), np.full(3, 1 / 3), atol=0.065)
+        width = self.width[:, 0][self.width[:, 0] < 8]
+        self.assertEqual(set(width), {3, 4, 5, 6, 7})
+
+    def test_dropped_layers_and_experts_are_uniform(self):
+        dropped = ~self.masks.layers[self.live < 7, 0, 1:5]
+        share = dropped.mean(0) / dropped.mean()
+        chex.assert_trees_all_close(share, np.ones(4), atol=0.15)
+        excluded = ~self.masks.experts[self.width[:, 0] < 8, 0, 2]
+        chex.assert_trees_all_close(excluded.mean(0) / excluded.mean(), np.ones(8), atol=0.2)
+
+    def test_layers_share_sizes_but_not_experts(self):
+        self.assertTrue((self.width == self.width[:, :1]).all() and (self.k == self.k[:, :1]).all())
+        reduced = self.masks.experts[self.width[:, 0] == 4, 0]
+        self.assertTrue((reduced[:, 0] != reduced[:, 1]).any())
+
+
+class LimitsTest(parameterized.TestCase):
+    def test_all_full(self):
+        mask = sample_mask(jax.random.key(0), MODEL, ElasticSamplingConfig())
+        chex.assert_trees_all_equal(mask, full_mask(MODEL))
+
+    def test_top_k_never_exceeds_the_experts(self):
+        masks = draws(config=ElasticSamplingConfig(full_width=0, min_experts=1), count=200)
+        width, k = masks.experts[:, 0].sum(-1), masks.top_k[:, 0]
+        self.assertTrue((k <= width).all())
+        self.assertTrue(((width == 1) == (k == 1)).all())
+
+    def test_a_model_of_codec_layers_only(self):
+        model = tiny_model_config(num_moe_layers=0)
+        masks = draws(model, ElasticSamplingConfig(full_depth=0), 20)
+        self.assertTrue(masks.layers.all())
+
+
+class StepMasksTest(chex.TestCase):
+    def test_pure_function_of_seed_step_and_micro_batch(self):
+        make = jax.jit(lambda seed, step: step_masks(seed, step, 3, MODEL, ElasticSamplingConfig(0.0, 0.0, 0.0)))
+        first, again = make(1, 5), make(1, 5)
+        chex.assert_trees_all_equal(first, again)
+        self.assertEqual(first.experts.shape, (3, 1, 7, 8))
+        for other in (make(2, 5), make(1, 6)):
+            self.assertFalse(np.array_equal(first.experts, other.experts))
+        self.assertFalse(np.array_equal(first.experts[0], first.experts[1]))
+
+
+if __name__ == "__main__":
+    absltest.main()

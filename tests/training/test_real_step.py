@@ -1,0 +1,88 @@
+"""The step of the real model: eight devices equal one, and one program serves every submodel."""
+
+import logging
+
+import chex
+import jax
+import numpy as np
+from absl.testing import absltest
+
+from ernie5_jax.config import ElasticSamplingConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from ernie5_jax.elastic import step_masks
+from ernie5_jax.parallel import make_mesh, preset
+from ernie5_jax.testing import dummy_batch, tiny_model_config
+from ernie5_jax.training import compile_train_step, make_state, split_micro_batches
+from ernie5_jax.training.step import batch_shardings
+from tests.training.helpers import small_experiment
+
+MODEL = tiny_model_config(num_moe_layers=2, levels_per_codec_layer=3)
+CONFIG = small_experiment(
+    MODEL,
+    optimizer=OptimizerConfig(clip_norm=0.0, warmup_steps=0, decay_fraction=0.0),
+    training=TrainingConfig(steps=100, batch_rows=8),
+    elastic=ElasticSamplingConfig(full_depth=0.5, full_width=0.3, full_top_k=0.5, min_experts=3),
+)
+
+
+def run(devices: int, rules: str, steps: int):
+    mesh = make_mesh(ParallelConfig(data=devices))
+    batch = split_micro_batches(dummy_batch(MODEL, rows=8), 1)
+    batch = jax.device_put(batch, batch_shardings(mesh, batch))
+    state = make_state(CONFIG, mesh, preset(rules))
+    step = compile_train_step(CONFIG, mesh, preset(rules))
+    metrics = []
+    for _ in range(steps):
+        state, result = step(state, batch)
+        metrics.append(result)
+    return state, jax.device_get(metrics)
+
+
+class _CompileLog(logging.Handler):
+    """JAX's own record of what it compiles."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+class RealStepTest(chex.TestCase):
+    def test_eight_devices_equal_one(self):
+        one, (metrics,) = run(1, "replicated", 1)
+        eight, (other,) = run(8, "fsdp", 1)
+        kernel = eight["params"]["backbone"]["moe"]["ffn"]["w_in"]
+        self.assertEqual(kernel.sharding.shard_shape(kernel.shape)[2], kernel.shape[2] // 8)
+        np.testing.assert_allclose(other["loss"], metrics["loss"], rtol=1e-5)
+        np.testing.assert_array_equal(other["counts"], metrics["counts"])
+        # After the first step without clipping the first moment is 0.1 times the gradient.
+        for name, tolerance in (("opt_state", 1e-6), ("router_bias", 0)):
+            chex.assert_trees_all_close(jax.device_get(eight[name]), jax.device_get(one[name]), atol=tolerance)
+        largest = max(float(np.abs(g).max()) for g in jax.tree.leaves(jax.device_get(one["opt_state"]["mu"])))
+        self.assertGreater(largest, 1e-3)
+
+    def test_one_program_serves_all_masks(self):
+        steps = 40
+        log = _CompileLog()
+        logger = logging.getLogger("jax")
+        logger.addHandler(log)
+        try:
+            with jax.log_compiles():
+                state, metrics = run(1, "replicated", steps)
+        finally:
+            logger.removeHandler(log)
+        compiled = [m for m in log.messages if "Compiling jit(train_step)" in m or "Compiling train_step" in m]
+        self.assertLen(compiled, 1, log.messages[:20])
+        masks = [step_masks(CONFIG.seed, i, 1, MODEL, CONFIG.elastic) for i in range(steps)]
+        different = {b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(mask)) for mask in masks}
+        self.assertGreaterEqual(len(different), 32)
+        self.assertEqual(int(state["step"]), steps)
+        for mask, result in zip(masks, metrics, strict=True):
+            self.assertEqual(result["mask"]["live_layers"], np.asarray(mask.layers).sum())
+            self.assertEqual(result["mask"]["top_k"], np.asarray(mask.top_k).mean())
+        self.assertLess(metrics[-1]["loss"], metrics[1]["loss"])
+
+
+if __name__ == "__main__":
+    absltest.main()
