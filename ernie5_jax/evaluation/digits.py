@@ -109,9 +109,10 @@ class DigitsSuite:
         ]
         record = self.losses(documents)
         self._results.routing = record.get("expert_use", {})
-        numbers = ("min_normalized_entropy", "max_violation")
-        self._results.numbers |= {name: record[name] for name in numbers if name in record}
-        self._results.losses = {name: value for name, value in record.items() if isinstance(value, float)}
+        numbers = {name: value for name, value in record.items() if isinstance(value, float)}
+        routing = ("min_normalized_entropy", "max_violation")
+        self._results.numbers |= {name: numbers.pop(name) for name in routing if name in numbers}
+        self._results.losses = numbers
 
     def _context(self, kind: str, head: str = "digit", reference: str = "") -> dict[str, float]:
         """Original, ceiling and chance that stand beside a score."""
@@ -137,7 +138,7 @@ class DigitsSuite:
             )
 
     def _understand(self, task: str, kind: str, name: str) -> None:
-        documents = media_sets.of_task(self.held_out, task)
+        documents = media_sets.of_task(self.held_out, task, labelled=True)
         documents = [document for document in documents if document.meta.get("unseen_voice") is not False]
         if not documents or kind not in self.judges:
             return
@@ -146,9 +147,8 @@ class DigitsSuite:
         right = [digit_in(text) == document.meta["digit"] for text, document in zip(said, documents, strict=True)]
         exact = [same_words(text, caption_of(document)) for text, document in zip(said, documents, strict=True)]
         self._score(name, right, self._context(kind), exact=float(np.mean(exact)))
-        chosen = [i for i in range(len(right)) if not right[i]][:_SHOWN] + [i for i in range(len(right)) if right[i]][
-            :_SHOWN
-        ]
+        wrong_first = (np.flatnonzero(np.array(right) == state)[:_SHOWN].tolist() for state in (False, True))
+        chosen = [*next(wrong_first), *next(wrong_first)]
         values = [_medium(documents[i], JUDGED_MODALITIES[kind]) for i in chosen]
         self._show(
             task,
@@ -160,7 +160,8 @@ class DigitsSuite:
         )
 
     def _prompts(self, task: str, count: int, keys: Sequence[str] = ("digit",)) -> list[Document]:
-        documents = media_sets.of_task(self.held_out, task) or media_sets.of_task(self.training, task)
+        labelled = (media_sets.of_task(split, task, labelled=True) for split in (self.held_out, self.training))
+        documents = next(filter(None, labelled), [])
         # A voice that was never heard cannot be asked for; its recordings still serve listening.
         documents = [d for d in documents if d.meta.get("unseen_voice") is not True] or documents
         return media_sets.balanced(documents, count, keys) if documents else []
@@ -183,15 +184,19 @@ class DigitsSuite:
         seen = self.judges["image"].predict(values)["digit"]
         asked = np.array([prompt.meta["digit"] for prompt in prompts])
         self._score("image_generation_accuracy", (seen == asked).tolist(), self._context("image"))
-        originals, decoded = self._references["image"]
-        training = media_sets.collect(self.training, "image")
-        numbers = self._results.numbers
-        numbers["image_variety"] = image_variety(np.stack(values), asked, np.stack(decoded), np.array(originals.digits))
-        numbers["near_duplicates"] = near_duplicates(np.stack(values), np.stack(training.values), np.stack(decoded))
-        for name in ("image_variety", "near_duplicates"):
-            self.report(f"{name:<34}{numbers[name]:.3f}")
+        self._distances(np.stack(values), asked)
         self._show_real("image_generation", "image")
         self._show_made("image_generation", "image", values, prompts, seen, (seen == asked).tolist(), 8 * _SHOWN)
+
+    def _distances(self, samples: np.ndarray, asked: np.ndarray) -> None:
+        originals, decoded = self._references["image"]
+        training, numbers = media_sets.collect(self.training, "image"), self._results.numbers
+        numbers["near_duplicates"] = near_duplicates(samples, np.stack(training.values), np.stack(decoded))
+        self.report(f"{'near_duplicates':<34}{numbers['near_duplicates']:.3f}")
+        if np.unique(originals.digits, return_counts=True)[1].max() < 2:
+            return  # a world of one held-out picture per digit has no variety to compare with
+        numbers["image_variety"] = image_variety(samples, asked, np.stack(decoded), np.array(originals.digits))
+        self.report(f"{'image_variety':<34}{numbers['image_variety']:.3f}")
 
     def _show_made(
         self, task: str, kind: str, values: list, prompts: list, seen: Any, right: list[bool], count: int
@@ -243,9 +248,8 @@ class DigitsSuite:
         documents = media_sets.of_task(self.held_out, "text")
         if not documents:
             return
-        data = "".join(str(span.value) for document in documents for span in document.spans).encode(
-            "utf-8", "surrogatepass"
-        )
+        text = "".join(str(span.value) for document in documents for span in document.spans)
+        data = text.encode("utf-8", "surrogatepass")
         numbers = self._results.numbers
         numbers |= {"order0": order0_bits_per_byte(data), "zlib": zlib_bits_per_byte(data)}
         if self.losses is not None:

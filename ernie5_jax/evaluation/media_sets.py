@@ -56,9 +56,10 @@ def collect(documents: Iterable[Document], modality: str) -> MediaSet:
     return found
 
 
-def of_task(documents: Iterable[Document], task: str) -> list[Document]:
-    """Documents whose `task` is the one named."""
-    return [document for document in documents if document.meta.get("task") == task]
+def of_task(documents: Iterable[Document], task: str, *, labelled: bool = False) -> list[Document]:
+    """Documents whose `task` is the one named; where `labelled`, only those that say which digit is meant."""
+    found = [document for document in documents if document.meta.get("task") == task]
+    return [document for document in found if document.meta.get("digit") is not None] if labelled else found
 
 
 def balanced(documents: Sequence[Document], count: int, keys: Sequence[str] = ("digit",)) -> list[Document]:
