@@ -1,9 +1,9 @@
 """Generates text, an image, a video or audio from a checkpoint.
 
-    python -m experiments.generate --checkpoint=runs/quickstart --prompt="a handwritten three" --to=image --out=three.png
-    python -m experiments.generate --checkpoint=runs/quickstart --image=three.png --to=text
-    python -m experiments.generate --checkpoint=runs/quickstart --prompt="the word two" --to=audio --out=two.wav
-    python -m experiments.generate --checkpoint=runs/quickstart --prompt="the digit one moves left" --to=video --out=one.gif
+    python -m experiments.generate --checkpoint=RUN --prompt="a handwritten three" --to=image --out=three.png
+    python -m experiments.generate --checkpoint=RUN --image=three.png --to=text
+    python -m experiments.generate --checkpoint=RUN --prompt="the word two" --to=audio --out=two.wav
+    python -m experiments.generate --checkpoint=RUN --prompt="the digit one moves left" --to=video --out=one.gif
 
 Media given by --image, --video and --audio come before the prompt, to be understood.
 """
@@ -68,7 +68,11 @@ def _document(model):
     from ernie5_jax.sequence import Document, Span
 
     form = MediaFormat.of(model.config)
-    readers = (("image", _IMAGE.value, read_image), ("video", _VIDEO.value, read_video), ("audio", _AUDIO.value, read_audio))
+    readers = (
+        ("image", _IMAGE.value, read_image),
+        ("video", _VIDEO.value, read_video),
+        ("audio", _AUDIO.value, read_audio),
+    )
     spans = [Span(kind, "understand", read(Path(path), form)) for kind, path, read in readers if path]
     if _PROMPT.value:
         spans.append(Span("text", "understand", _PROMPT.value))

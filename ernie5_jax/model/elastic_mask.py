@@ -61,7 +61,8 @@ def check_mask(mask: ElasticMask, config: ModelConfig) -> None:
         if not live[:, layer].all():
             raise ValueError(f"elastic mask layers: layer {layer} is off, allowed: first and codec layers always run")
     if (top_k < 1).any() or (top_k > config.router.top_k).any():
-        raise ValueError(f"elastic mask top_k: found {top_k.min()} ... {top_k.max()}, allowed: 1 ... {config.router.top_k}")
+        found = f"{top_k.min()} ... {top_k.max()}"
+        raise ValueError(f"elastic mask top_k: found {found}, allowed: 1 ... {config.router.top_k}")
     if (enabled < top_k).any():
         raise ValueError(
             f"elastic mask experts: a layer has {enabled.min()} experts, allowed: at least its top_k = {top_k.max()}"

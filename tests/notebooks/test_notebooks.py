@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "notebooks"
 
 @pytest.mark.slow
 class NotebooksTest(parameterized.TestCase):
-    @parameterized.parameters(*sorted(path.name for path in _FOLDER.glob("*.ipynb")))
+    @parameterized.parameters(*((path.name,) for path in sorted(_FOLDER.glob("*.ipynb"))))
     def test_runs(self, name):
         import nbclient
         import nbformat

@@ -226,7 +226,7 @@ class TrainingTest(parameterized.TestCase):
         self.assertEqual(trained.decode([767]), "\ufffd")
 
     def test_bad_input(self):
-        with self.assertRaisesRegex(ConfigError, "'text.vocab_size': found 340, allowed: >= 352"):
+        with self.assertRaisesRegex(ConfigError, "'vocab_size': found 340, allowed: >= 352"):
             train_bpe(["a"], TextTokenizerConfig(vocab_size=340))
         with self.assertRaisesRegex(TextTokenizerError, "found no characters"):
             train_bpe(["", ""], TextTokenizerConfig())
