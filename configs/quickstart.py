@@ -8,12 +8,12 @@ def get_config():
     with config.unlocked():
         config.data.sources.digits = to_plain(SourceConfig(world="digits"))
         config.data.task_weights = {
-            "image_generation": 0.25,
-            "image_caption": 0.17,
-            "speech_generation": 0.18,
-            "speech_caption": 0.17,
+            "image_generation": 0.24,
+            "image_caption": 0.22,
+            "speech_generation": 0.19,
+            "speech_caption": 0.16,
             "video_generation": 0.16,
-            "text": 0.07,
+            "text": 0.03,
         }
     config.model.hidden_size = 128
     config.model.num_moe_layers = 7
@@ -40,6 +40,7 @@ def get_config():
     config.optimizer.end_learning_rate = 2e-4
     config.optimizer.warmup_steps = 60
     config.optimizer.decay_fraction = 0.3
+    config.loss.fixed_weights = {"text": 2.0}
     config.parallel.data = 2
     config.generation.guidance = 1.5
     config.generation.video_frames = 5

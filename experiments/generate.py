@@ -10,7 +10,9 @@ Media given by --image, --video and --audio come before the prompt, to be unders
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -18,7 +20,9 @@ from experiments import cli
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Run folder or one of its checkpoints.", required=True)
 _PROMPT = flags.DEFINE_string("prompt", "", "Text before the answer.")
-_TO = flags.DEFINE_enum("to", "text", ["text", "image", "video", "audio"], "Modality of the answer.")
+_TO: flags.FlagHolder[Any] = flags.DEFINE_enum(
+    "to", "text", ["text", "image", "video", "audio"], "Modality of the answer."
+)
 _IMAGE = flags.DEFINE_string("image", "", "Picture to understand.")
 _VIDEO = flags.DEFINE_string("video", "", "Video to understand (gif, mp4).")
 _AUDIO = flags.DEFINE_string("audio", "", "Sound to understand (wav, flac).")
@@ -65,10 +69,10 @@ def _settings(to: str) -> dict[str, float]:
 
 def _document(model):
     from ernie5_jax.data import MediaFormat, read_audio, read_image, read_video
-    from ernie5_jax.sequence import Document, Span
+    from ernie5_jax.sequence import Document, Modality, Span
 
     form = MediaFormat.of(model.config)
-    readers = (
+    readers: tuple[tuple[Modality, str | None, Callable], ...] = (
         ("image", _IMAGE.value, read_image),
         ("video", _VIDEO.value, read_video),
         ("audio", _AUDIO.value, read_audio),

@@ -33,9 +33,8 @@ def require(condition: bool, key: str, found: Any, allowed: str) -> None:
 def _convert(value: Any, annotation: Any, path: str) -> Any:
     origin = typing.get_origin(annotation)
     if dataclasses.is_dataclass(annotation):
-        if isinstance(value, annotation):
-            return value
-        return from_mapping(typing.cast(type, annotation), value, path)
+        cls = typing.cast(type, annotation)
+        return value if isinstance(value, cls) else from_mapping(cls, value, path)
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(annotation)
         if value is None and type(None) in options:

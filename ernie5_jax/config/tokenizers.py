@@ -113,7 +113,7 @@ class VisualTokenizerConfig:
             "strictly increasing side lengths",
         )
         require(
-            self.scales[-1] * self.spatial_stride == self.image_size,
+            max(self.scales, default=0) * self.spatial_stride == self.image_size,
             "scales",
             self.scales,
             f"last scale x spatial stride {self.spatial_stride} = image_size {self.image_size}",

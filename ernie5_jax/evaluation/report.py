@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def build_report(
         ],
         "captions": [_picture(example) for example in results.section("image_caption")],
         "transcripts": [_audio(example, results.sample_rate) for example in results.section("speech_caption")],
-        "texts": [{"prompt": e.caption, "answer": e.answer} for e in results.section("text")],
+        "texts": [_common(example) for example in results.section("text")],
         "text_bars": _text_bars(results),
         "numbers": results.numbers,
         "experts": _experts(results),
@@ -146,10 +147,13 @@ def _audio(example: Example, sample_rate: int) -> dict[str, Any]:
 
 
 def _common(example: Example) -> dict[str, Any]:
-    # Judges answer with figures; captions use words.
-    words = [DIGIT_WORDS[int(w)] if w.isdecimal() and int(w) < 10 else w for w in example.answer.split()]
-    name = [DIGIT_WORDS[int(w)] if w.isdecimal() and int(w) < 10 else w for w in example.caption.split()]
-    return {"caption": " ".join(name), "answer": " ".join(words), "right": example.right}
+    return {"caption": _readable(example.caption), "answer": _readable(example.answer), "right": example.right}
+
+
+def _readable(text: str) -> str:
+    """The text as a page may hold it: models write lone surrogates and control characters, judges figures."""
+    text = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return re.sub(r"(?<!\S)[0-9](?!\S)", lambda digit: DIGIT_WORDS[int(digit[0])], text)
 
 
 def _images(results: Results) -> dict[str, list[dict[str, Any]]]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ernie5_jax.config import ModelConfig
-from ernie5_jax.nn import Linear, dot, normal
+from ernie5_jax.nn import Linear, RMSNorm, dot, normal
 from ernie5_jax.sequence.types import Batch
 
 
@@ -19,6 +19,8 @@ class Embedding(nnx.Module):
         self.text = normal(rngs, (config.vocab_size, d), ("vocab", "embed"), scale)
         self.visual = Linear((config.visual_bits, d), ("bits", "embed"), scale, rngs)
         self.visual_scale = normal(rngs, (config.visual_scales, d), ("scales", "embed"), scale)
+        # Encoder features have a scale of their own; text and patches must start alike for the layers above.
+        self.vision_norm = RMSNorm(config.vision_feature_dim, config.norm_eps)
         self.vision_input = Linear((config.vision_feature_dim, d), ("features", "embed"), scale, rngs)
         levels, codes = config.audio_levels, config.audio_bins + 1
         self.codec = normal(rngs, (levels, codes, d), ("levels", "codes", "embed"), scale)
@@ -50,7 +52,7 @@ class Embedding(nnx.Module):
 
     def _understand_vectors(self, values: dict[str, jax.Array]) -> jax.Array:
         features = values["features"].astype(self.text[...].dtype)
-        return self.vision_input(features.reshape(*features.shape[:2], -1))
+        return self.vision_input(self.vision_norm(features).reshape(*features.shape[:2], -1))
 
     def _audio_vectors(self, values: dict[str, jax.Array]) -> jax.Array:
         codes = values["codes"]

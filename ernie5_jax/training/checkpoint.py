@@ -37,6 +37,8 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / FOLDER
         self._files = files
         self._folder.mkdir(parents=True, exist_ok=True)
+        if jax.process_index() == 0:
+            self._remove_temporaries()
         _silence_orbax()
         # Typed loosely: orbax annotates policies and metrics with the classes of its older interface.
         training: Any = ocp.training
@@ -46,7 +48,6 @@ class Checkpoints:
             self._folder,
             save_decision_policy=training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            cleanup_tmp_directories=True,
         )
 
     @property
@@ -97,13 +98,16 @@ class Checkpoints:
         with self._errors():
             self._writer.close()
 
+    def _remove_temporaries(self) -> None:
+        for rest in self._folder.glob(f"*{_TEMPORARY}*"):
+            shutil.rmtree(rest, ignore_errors=True)
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # orbax and tensorstore raise many kinds
-            for rest in self._folder.glob(f"*{_TEMPORARY}*"):
-                shutil.rmtree(rest, ignore_errors=True)
+            self._remove_temporaries()
             raise CheckpointError(
                 f"checkpoint in '{self._folder}': cannot be written ({_first_line(error)}), "
                 "allowed: a folder with room and permission"

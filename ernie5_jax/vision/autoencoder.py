@@ -127,7 +127,7 @@ class AutoEncoder(nnx.Module):
 
 
 Variables = dict[str, Any]
-"""`params`: pure nested dict of the autoencoder; `mean`: [2, C], see `centre`."""
+"""`params`: nested dict of the autoencoder; `mean`: [2, C], see `centre`; `features`: [2, D], see `standardise`."""
 
 
 def init_variables(config: VisualTokenizerConfig, seed: int) -> Variables:
@@ -140,7 +140,19 @@ def init_variables(config: VisualTokenizerConfig, seed: int) -> Variables:
 
     state = nnx.state(_abstract(config), nnx.Param)
     params = jax.tree.map(draw, state, is_leaf=lambda v: isinstance(v, nnx.Variable))
-    return {"params": nnx.to_pure_dict(params), "mean": np.zeros((2, config.bits), np.float32)}
+    return {
+        "params": nnx.to_pure_dict(params),
+        "mean": np.zeros((2, config.bits), np.float32),
+        "features": np.stack([np.zeros(config.feature_dim), np.ones(config.feature_dim)]).astype(np.float32),
+    }
+
+
+def standardise(features: jax.Array, statistics: jax.Array) -> jax.Array:
+    """Features [..., D] less their mean, over their deviation (both [D] of the training pictures).
+
+    Raw features are mostly a constant vector, which hides what differs between pictures from the model that reads them.
+    """
+    return (features - statistics[0]) * statistics[1]
 
 
 def _abstract(config: VisualTokenizerConfig) -> AutoEncoder:

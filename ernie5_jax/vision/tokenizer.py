@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ernie5_jax.config import VisualTokenizerConfig, from_mapping, to_plain
-from ernie5_jax.vision.autoencoder import Variables, centre, from_pixels, init_variables, make_apply, to_pixels
+from ernie5_jax.vision.autoencoder import (
+    Variables,
+    centre,
+    from_pixels,
+    init_variables,
+    make_apply,
+    standardise,
+    to_pixels,
+)
 from ernie5_jax.vision.convolution import Past
 from ernie5_jax.vision.errors import VisionError
 from ernie5_jax.vision.pyramid import ScalePyramid
@@ -159,7 +167,8 @@ def _compiled(config: VisualTokenizerConfig) -> tuple[Any, Any]:
 
     def encode(variables: Variables, video: jax.Array, past: Past | None):
         latents, features, future = apply.encode(variables["params"], [to_pixels(video)], past)
-        return centre(latents[0], variables["mean"], past is None), features[0], future
+        features = standardise(features[0], variables["features"])
+        return centre(latents[0], variables["mean"], past is None), features, future
 
     def decode(variables: Variables, quantized: jax.Array, past: Past | None):
         pixels, future = apply.decode(variables["params"], [quantized], past)

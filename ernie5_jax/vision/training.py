@@ -13,7 +13,7 @@ import optax
 from tqdm import tqdm
 
 from ernie5_jax.config import VisualTokenizerConfig
-from ernie5_jax.vision.autoencoder import centre, init_variables, make_apply, to_pixels
+from ernie5_jax.vision.autoencoder import Variables, centre, init_variables, make_apply, to_pixels
 from ernie5_jax.vision.convolution import Stream
 from ernie5_jax.vision.errors import VisionError
 from ernie5_jax.vision.quantizer import residual_bsq
@@ -21,6 +21,8 @@ from ernie5_jax.vision.tokenizer import CausalVisualTokenizer, make_pyramid
 
 State = dict[str, Any]
 Metrics = dict[str, jax.Array]
+
+_STATISTICS_BATCHES = 16
 
 
 def train_visual_tokenizer(
@@ -62,7 +64,21 @@ def train_visual_tokenizer(
             bar.set_postfix(psnr=f"{values.get('image_psnr', values.get('video_psnr', 0.0)):.1f}")
             if log is not None:
                 log(number, values)
-    return CausalVisualTokenizer(config, {"params": state["params"], "mean": state["mean"]})
+    variables = {**init_variables(config, seed), "params": state["params"], "mean": state["mean"]}
+    return CausalVisualTokenizer(config, {**variables, "features": _feature_statistics(config, variables, batches)})
+
+
+def _feature_statistics(config: VisualTokenizerConfig, variables: Variables, batches: _Batches) -> np.ndarray:
+    """float32 [2, D] for `standardise`, measured on a few training batches."""
+    tokenizer = CausalVisualTokenizer(config, variables)
+    parts = []
+    for number in range(1, 1 + _STATISTICS_BATCHES):
+        images, videos = batches[number]
+        for clips in (None if images is None else images[:, None], videos):
+            if clips is not None:
+                parts.append(tokenizer.encode(np.asarray(clips))[1].reshape(-1, config.feature_dim))
+    features = np.concatenate(parts)
+    return np.stack([features.mean(0), 1 / (features.std(0) + 1e-3)]).astype(np.float32)
 
 
 def init_state(config: VisualTokenizerConfig, seed: int) -> State:
@@ -71,7 +87,8 @@ def init_state(config: VisualTokenizerConfig, seed: int) -> State:
     return {
         "step": jnp.zeros((), jnp.int32),
         "opt_state": _optimizer(config).init(variables["params"]),
-        **variables,
+        "params": variables["params"],
+        "mean": variables["mean"],
     }
 
 

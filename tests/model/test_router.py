@@ -1,5 +1,7 @@
 """Router goldens (components 1.2.2, decisions section 3)."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from ernie5_jax.config import RouterConfig
 from ernie5_jax.model import choose_experts
 
 
-def _choose(logits, bias, k, *, excluded=None, scoring="softmax", **limits):
+def _choose(logits, bias, k, *, excluded=None, scoring: Any = "softmax", **limits):
     config = RouterConfig(num_experts=len(logits), top_k=k, scoring=scoring)
     if excluded is not None:
         limits["experts"] = jnp.ones(len(logits), bool).at[excluded].set(False)

@@ -83,7 +83,7 @@ class IsolationTest(parameterized.TestCase):
             return apply(params, bias, batch, inputs_embeds=embeds).hidden[0] @ probe
 
         jacobian = np.abs(np.asarray(jax.jit(jax.jacrev(outputs))(embeds)))[:, 0].max(-1)
-        rows = np.arange(48, dtype=np.int32)[None]
+        rows = jnp.arange(48, dtype=jnp.int32)[None]
         allowed = np.asarray(
             attention_mask(
                 q_rows=rows, k_rows=rows, bounds=batch.bounds, q_segment=batch.segment, k_segment=batch.segment
