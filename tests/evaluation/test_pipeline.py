@@ -2,6 +2,7 @@
 
 import types
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
@@ -27,16 +28,14 @@ def opened(config: ExperimentConfig | None = None, step: int = 7) -> pipeline.Op
     return pipeline.Opened(cast(Any, model), cast(HeldOut, None))
 
 
-def captioned(caption: str, role="understand", **meta) -> Document:
+def captioned(caption: str, role: Any = "understand", **meta) -> Document:
     image = Span("image", role, np.zeros((8, 8, 3), np.uint8))
     return Document((image, Span("text", "generate", caption)), {"task": "image_caption", **meta})
 
 
 class DocumentsTest(absltest.TestCase):
     def evaluate(self, documents):
-        with absltest.mock.patch.object(
-            pipeline.Opened, "losses", lambda self, given: {"loss_text": float(len(given))}
-        ):
+        with mock.patch.object(pipeline.Opened, "losses", lambda self, given: {"loss_text": float(len(given))}):
             return pipeline.evaluate_documents(opened(), documents)
 
     def test_captions_count_and_everything_has_a_loss(self):

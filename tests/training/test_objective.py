@@ -119,7 +119,7 @@ class WeightsTest(chex.TestCase):
     def test_averages_move_only_where_present(self):
         old = self.ema(text=2.0, image=0.5)
         losses = {name: jnp.float32(1.0) for name in objective.MODALITIES}
-        present = {"text": True, "image": False, "video": True, "audio": False}
+        present = {name: jnp.asarray(name in ("text", "video")) for name in objective.MODALITIES}
         new = objective.update_ema(old, losses, present, 0.9)
         chex.assert_trees_all_close(new, {"text": 1.9, "image": 0.5, "video": 1.0, "audio": 0.0}, rtol=1e-6)
 

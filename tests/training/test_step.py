@@ -54,7 +54,7 @@ class StepTest(chex.TestCase):
         below = self.batch.denominators
 
         def loss(params):
-            output = apply(params, None, self.batch)
+            output = apply(params, jnp.zeros(()), self.batch)
             slots = self.batch.targets["text"]
             picked = jnp.take_along_axis(jax.nn.log_softmax(output.text_logits), slots.values["token"][..., None], -1)
             text = -(picked[..., 0] * slots.weight).sum() / below["text"]
