@@ -44,7 +44,7 @@ def run_all(config: ExperimentConfig, workdir: Path) -> dict[str, Any]:
     with stages.stage("pretrain"):
         train(config, workdir, data)
     opened = pipeline.open_checkpoint(workdir)
-    with stages.stage("data"):
+    with stages.stage("held-out data"):
         training, held_out = (pipeline.split_documents(config, workdir / "data", split) for split in SPLITS)
     with stages.stage("judges"):
         judges = pipeline.make_judges(opened, training, folder=workdir / "judges", seed=config.seed)
@@ -73,28 +73,45 @@ def _evaluate(opened: Any, judges: dict, training: list, held_out: list, folder:
 
 
 class Stages:
-    """Announces stages and adds up the time each took over all runs of the script, in `stages.json`."""
+    """Announces stages and keeps the time each took, in `stages.json`.
+
+    An interrupted stage goes on in the next run of the script, so its times add up; looking again at one that is
+    finished does not count.
+    """
 
     def __init__(self, workdir: Path):
         self._path = workdir / "stages.json"
         try:
-            self.seconds: dict[str, float] = json.loads(self._path.read_text())
-        except (OSError, ValueError):
-            self.seconds = {}
+            stored = json.loads(self._path.read_text())
+            self.seconds: dict[str, float] = dict(stored["seconds"])
+            self._finished: set[str] = set(stored["finished"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self.seconds, self._finished = {}, set()
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Times the block; what an interrupted one took counts too."""
-        from ernie5_jax.evaluation import write_json
-
+        """Times the block."""
         print(f"== {name}", flush=True)
-        before, start = self.seconds.get(name, 0.0), time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
+            self._count(name, time.perf_counter() - start)
+            self._finished.add(name)
+        except BaseException:
+            self._count(name, time.perf_counter() - start)
+            raise
         finally:
-            self.seconds[name] = round(before + time.perf_counter() - start, 2)
-            write_json(self._path, self.seconds)
-            print(f"== {name}: {self.seconds[name]:.1f} s", flush=True)
+            self._write()
+        print(f"== {name}: {self.seconds[name]:.1f} s", flush=True)
+
+    def _count(self, name: str, seconds: float) -> None:
+        before = self.seconds.get(name, 0.0)
+        self.seconds[name] = round(max(before, seconds) if name in self._finished else before + seconds, 2)
+
+    def _write(self) -> None:
+        from ernie5_jax.evaluation import write_json
+
+        write_json(self._path, {"seconds": self.seconds, "finished": sorted(self._finished)})
 
 
 if __name__ == "__main__":

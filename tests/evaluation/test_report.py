@@ -55,7 +55,7 @@ def results() -> Results:
         Example("speech_generation", "audio", wave(), "the word two", "2", True),
         Example("image_caption", "image", image(), "a handwritten <two>", "a handwritten & six", False),
         Example("speech_caption", "audio", wave(), "the word two", "the word two", True),
-        Example("text", "text", np.zeros(0), "Once", " upon a time"),
+        Example("text", "text", np.zeros(0), "Once", " upon\ud8a6 a\x00 time"),
     ]
     return Results(
         "digits",
@@ -98,6 +98,7 @@ class ReportTest(parameterized.TestCase):
             "a handwritten & six",
             "read seven",
             "A <run>",
+            "upon\ufffd a\ufffd time",
         ):
             self.assertIn(expected, words)
         self.assertNotIn("Audio loss", words)
@@ -108,7 +109,7 @@ class ReportTest(parameterized.TestCase):
 
     def test_writing_leaves_only_the_page(self):
         folder = Path(self.create_tempdir().full_path)
-        report.write_report(folder / "report.html", Results("digits"), summary.summarize(Results("digits"), {}), [])
+        report.write_report(folder / "report.html", results(), summary.summarize(results(), {}), [])
         self.assertEqual([path.name for path in folder.iterdir()], ["report.html"])
 
 
