@@ -52,7 +52,7 @@ class AdamWTest(chex.TestCase):
     def test_only_matrices_decay_in_the_model(self):
         labels = decay_labels(logical_axes(tiny_model_config()))
         for path, decays in jax.tree_util.tree_leaves_with_path(labels):
-            self.assertEqual(decays, not path_name(path).endswith("scale"), path_name(path))
+            self.assertEqual(decays, not path_name(path).endswith("/scale"), path_name(path))
 
     def test_average_warms_up(self):
         ema, params = {"w": jnp.zeros(())}, {"w": jnp.ones(())}
