@@ -10,7 +10,7 @@ from absl.testing import absltest
 from ernie5_jax.config import EvaluationConfig, ExperimentConfig, GenerationConfig
 from ernie5_jax.evaluation import EvaluationError, HeldOut, pipeline
 from ernie5_jax.generation import Result
-from ernie5_jax.sequence import Document, Role, Span
+from ernie5_jax.sequence import Document, Span
 
 
 class Parrot:
