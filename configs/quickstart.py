@@ -43,5 +43,6 @@ def get_config():
     config.loss.fixed_weights = {"text": 2.0}
     config.parallel.data = 2
     config.generation.guidance = 1.5
+    config.generation.audio_temperature = 0.7
     config.generation.video_frames = 5
     return config
