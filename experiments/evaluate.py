@@ -62,6 +62,7 @@ def _suite(opened):
 
     config = opened.config.evaluation
     config = dataclasses.replace(config, suite=_SUITE.value or config.suite, samples=_SAMPLES.value or config.samples)
+    pipeline.check_suite(config.suite)
     folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
     training, held_out = (pipeline.split_documents(opened.config, folder, split) for split in SPLITS)
     report = lambda line: print(line, file=sys.stderr)  # noqa: E731 (standard output is for the JSON)

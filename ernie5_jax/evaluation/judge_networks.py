@@ -16,7 +16,7 @@ VIDEO_FRAMES = 3
 """Frames of a clip the video judge looks at: first, middle, last."""
 
 _PICTURE_WIDTHS = (32, 64)
-_SPEECH_WIDTHS = (64, 96, 128)
+_SPEECH_WIDTHS = (48, 64, 96)
 
 
 def init(kind: Kind, shape: tuple[int, ...], heads: dict[str, int], seed: int) -> Params:

@@ -129,7 +129,7 @@ def train_judge(
     steps: int = 600,
     seed: int = 0,
     sample_rate: int = 0,
-    batch_size: int = 64,
+    batch_size: int = 48,
     progress: bool = False,
 ) -> Judge:
     """Trains a judge on real media.

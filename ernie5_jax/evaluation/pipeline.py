@@ -94,6 +94,12 @@ def split_documents(config: ExperimentConfig, folder: Path, split: str, *, progr
     return [document for shards in prepared.values() for document in shards]
 
 
+def check_suite(name: str) -> None:
+    """Raises an `EvaluationError` unless `name` is one of `SUITES`."""
+    if name not in SUITES:
+        raise EvaluationError(f"suite: found {name!r}, allowed: {', '.join(SUITES)}")
+
+
 def make_judges(
     opened: Opened,
     training: Sequence[Document],
@@ -146,8 +152,7 @@ def evaluate_suite(
       EvaluationError: Unknown suite.
     """
     config = config or opened.config.evaluation
-    if config.suite not in SUITES:
-        raise EvaluationError(f"suite: found {config.suite!r}, allowed: {', '.join(SUITES)}")
+    check_suite(config.suite)
     suite = DigitsSuite(
         opened.engine,
         judges,

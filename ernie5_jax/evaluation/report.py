@@ -112,9 +112,7 @@ def _tiles(results: Results) -> list[dict[str, str]]:
         if key in results.scores and key != "video_digit_accuracy":
             tiles.append({"name": SCORE_NAMES[key][0], "value": f"{100 * results.scores[key].value:.1f}", "unit": "%"})
     if results.numbers.get("text_bits_per_byte") is not None:
-        tiles.append(
-            {"name": "Text, bits/byte", "value": f"{results.numbers['text_bits_per_byte']:.2f}", "unit": ""}
-        )
+        tiles.append({"name": "Text, bits/byte", "value": f"{results.numbers['text_bits_per_byte']:.2f}", "unit": ""})
     return tiles
 
 
