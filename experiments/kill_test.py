@@ -9,6 +9,7 @@ run's bit for bit, no completed checkpoint may be lost, and nothing temporary ma
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import subprocess
@@ -71,7 +72,7 @@ def _test(folder: Path, steps: int, rng: random.Random) -> list[str]:
 
 def _kill_once(workdir: Path, steps: int, number: int, rng: random.Random) -> list[str]:
     """Starts the run and kills it at a random moment; returns what is wrong afterwards."""
-    newest = _newest(workdir)
+    newest, stale = _newest(workdir), _being_written(workdir)
     process, began = _start(workdir, steps), time.perf_counter()
     writing = number % 2 == 0
     before, target = _lines(workdir), rng.randint(0, 6)
@@ -79,7 +80,7 @@ def _kill_once(workdir: Path, steps: int, number: int, rng: random.Random) -> li
         time.sleep(rng.uniform(0, 8))
     else:
         while process.poll() is None:
-            if writing and any((workdir / "checkpoints").glob("*tmp*")) and _lines(workdir) >= before:
+            if writing and _being_written(workdir) - stale:
                 break
             if not writing and _lines(workdir) > before + target:
                 break
@@ -106,6 +107,15 @@ def _start(workdir: Path, steps: int) -> subprocess.Popen:
     command += ["--config.training.log_every=1", "--config.training.progress=False"]
     with (workdir / "log.txt").open("a") as log:
         return subprocess.Popen(command, cwd=cli.REPOSITORY, stdout=log, stderr=log)
+
+
+def _being_written(workdir: Path) -> set[int]:
+    """Inodes of checkpoints that are not complete."""
+    found = set()
+    for path in (workdir / "checkpoints").glob("*tmp*"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(path.stat().st_ino)
+    return found
 
 
 def _newest(workdir: Path) -> int:

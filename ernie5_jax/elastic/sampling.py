@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from ernie5_jax.config import ElasticSamplingConfig, ModelConfig
 from ernie5_jax.model.elastic_mask import ElasticMask
 
+_STREAM = 3  # apart from other draws of the same seed
 
-def sample_mask(key: jax.Array, model: ModelConfig, config: ElasticSamplingConfig) -> ElasticMask:
-    """Draws one submodel for a whole micro-batch (R = 1). Traceable.
+
+def sample_mask(rng: np.random.Generator, model: ModelConfig, config: ElasticSamplingConfig) -> ElasticMask:
+    """Draws one submodel for a whole micro-batch (R = 1).
 
     Depth, width and sparsity are drawn independently. With probability 1 - full_* an axis is reduced:
       depth: n ~ U{min_layers ... L - 1} layers, the first and the codec layers always among them;
@@ -18,50 +19,54 @@ def sample_mask(key: jax.Array, model: ModelConfig, config: ElasticSamplingConfi
       sparsity: k ~ U{min_top_k ... top_k - 1}; never more than m.
 
     Args:
-      key: PRNG key.
+      rng: Source of all draws.
       model: Sizes.
       config: Probabilities and lower ends.
 
     Returns:
-      The mask, R = 1.
+      The mask, numpy: on the host, because generators of random numbers take long to compile.
     """
-    layers, experts, top_k = model.num_layers, model.router.num_experts, model.router.top_k
-    keys = jax.random.split(key, 5)
-    number = jnp.arange(layers)
-    fixed = (number == 0) | (number >= layers - model.num_codec_layers)
-    least = max(config.min_layers, 1 + min(model.num_codec_layers, layers - 1))
-    live = _size(keys[0], config.full_depth, least, layers)
-    order = jnp.where(fixed, -1.0, jax.random.uniform(keys[1], (layers,)))
-    width = _size(keys[2], config.full_width, config.min_experts, experts)
-    lottery = jax.random.uniform(keys[3], (layers, experts))
-    k = _size(keys[4], config.full_top_k, config.min_top_k, top_k)
+    layers, experts = model.num_layers, model.router.num_experts
+    fixed = np.zeros(layers, bool)
+    fixed[0] = True
+    fixed[layers - model.num_codec_layers :] = True
+    live = _size(rng, config.full_depth, max(config.min_layers, int(fixed.sum())), layers)
+    width = _size(rng, config.full_width, config.min_experts, experts)
+    top_k = _size(rng, config.full_top_k, config.min_top_k, model.router.top_k)
+    order = np.where(fixed, -1.0, rng.random(layers))
+    lottery = rng.random((layers, experts))
     return ElasticMask(
         layers=(_rank(order) < live)[None],
         experts=(_rank(lottery) < width)[None],
-        top_k=jnp.full((1, layers), jnp.minimum(k, width), jnp.int32),
+        top_k=np.full((1, layers), min(top_k, width), np.int32),
     )
 
 
-def step_masks(
-    seed: jax.Array | int, step: jax.Array | int, count: int, model: ModelConfig, config: ElasticSamplingConfig
-) -> ElasticMask:
-    """Masks of all micro-batches of a step, leading axis [count]; a pure function of (seed, step, micro-batch)."""
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(_STREAM), seed), step)
-    return jax.vmap(lambda i: sample_mask(jax.random.fold_in(key, i), model, config))(jnp.arange(count))
+def step_masks(seed: int, step: int, count: int, model: ModelConfig, config: ElasticSamplingConfig) -> ElasticMask:
+    """Masks of all micro-batches of a step, leading axis [count]; a pure function of (seed, step, micro-batch).
+
+    Args:
+      seed: Of the run.
+      step: Optimiser steps taken before this one.
+      count: Micro-batches.
+      model: Sizes.
+      config: Probabilities and lower ends.
+    """
+    masks = [sample_mask(np.random.default_rng((seed, _STREAM, step, i)), model, config) for i in range(count)]
+    return ElasticMask(
+        layers=np.stack([mask.layers for mask in masks]),
+        experts=np.stack([mask.experts for mask in masks]),
+        top_k=np.stack([mask.top_k for mask in masks]),
+    )
 
 
-_STREAM = 0x656C  # apart from the keys of parameter initialisation
-
-
-def _size(key: jax.Array, full_probability: float, least: int, full: int) -> jax.Array:
+def _size(rng: np.random.Generator, full_probability: float, least: int, full: int) -> int:
     """`full` with the given probability, else uniform in {least ... full - 1}; `full` where that is empty."""
-    if least >= full or full_probability >= 1:
-        return jnp.asarray(full, jnp.int32)
-    choose, draw = jax.random.split(key)
-    reduced = jax.random.randint(draw, (), least, full, jnp.int32)
-    return jnp.where(jax.random.uniform(choose) < full_probability, full, reduced).astype(jnp.int32)
+    keep = rng.random() < full_probability
+    reduced = int(rng.integers(min(least, full - 1), full)) if full > 1 else full
+    return full if keep or least >= full else reduced
 
 
-def _rank(x: jax.Array) -> jax.Array:
+def _rank(x: np.ndarray) -> np.ndarray:
     """Rank of every entry along the last axis, 0 = smallest."""
-    return jnp.argsort(jnp.argsort(x, axis=-1), axis=-1)
+    return x.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")

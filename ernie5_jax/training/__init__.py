@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ernie5_jax.training.run_data import RunData
     from ernie5_jax.training.schedule import learning_rate
     from ernie5_jax.training.state import abstract_state, evaluation_params, init_state, make_state
-    from ernie5_jax.training.step import compile_train_step, make_train_step, split_micro_batches
+    from ernie5_jax.training.step import TrainProgram, make_train_step, split_micro_batches
 
 _HOMES = {
     "STAGES": "preparation",
@@ -27,9 +27,9 @@ _HOMES = {
     "LoadedRun": "restore",
     "PROCESS_FIELDS": "metrics_log",
     "RunData": "run_data",
+    "TrainProgram": "step",
     "TrainingError": "errors",
     "abstract_state": "state",
-    "compile_train_step": "step",
     "evaluation_params": "state",
     "find_checkpoint": "paths",
     "init_state": "state",
@@ -54,9 +54,9 @@ __all__ = [
     "LoadedRun",
     "PROCESS_FIELDS",
     "RunData",
+    "TrainProgram",
     "TrainingError",
     "abstract_state",
-    "compile_train_step",
     "evaluation_params",
     "find_checkpoint",
     "init_state",

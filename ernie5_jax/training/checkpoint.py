@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from ernie5_jax.training.errors import CheckpointError
@@ -77,7 +77,7 @@ class Checkpoints:
         with self._errors():
             if jax.default_backend() == "cpu":
                 # Orbax would read the buffers of CPU arrays in place, and the next step reuses them.
-                state = jax.tree.map(jnp.copy, state)
+                state = jax.tree.map(np.array, state)
             self._writer.save_checkpointables_async(
                 step,
                 {"state": state, "files": _Files(self._files)},

@@ -6,22 +6,15 @@ import jax
 import numpy as np
 
 from ernie5_jax.config import ExperimentConfig
-from ernie5_jax.sequence import Batch, pack, stack
 from ernie5_jax.training.accounting import memory_estimate, parameter_table, parameter_totals
 from ernie5_jax.training.state import abstract_state
-from ernie5_jax.training.step import make_sampled_step, split_micro_batches
-
-
-def empty_batch(config: ExperimentConfig) -> Batch:
-    """A global batch of the configuration's shapes without a single token; numpy."""
-    row = pack([], config.sequence, config.model)
-    return stack([row] * config.training.batch_rows)
+from ernie5_jax.training.step import empty_batch, make_train_step, masks_of_step, split_micro_batches
 
 
 def abstract_step(config: ExperimentConfig):
     """Shapes of (state, metrics) after one optimiser step; raises what tracing raises."""
     batch = split_micro_batches(empty_batch(config), config.training.micro_batches)
-    return jax.eval_shape(make_sampled_step(config), abstract_state(config), batch)
+    return jax.eval_shape(make_train_step(config), abstract_state(config), batch, masks_of_step(config, 0))
 
 
 def describe(config: ExperimentConfig) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import json
 import os
 import platform
@@ -27,11 +26,11 @@ from ernie5_jax.training.metrics import summarize
 from ernie5_jax.training.metrics_log import MetricsLog
 from ernie5_jax.training.objective import MODALITIES
 from ernie5_jax.training.run_data import RunData
-from ernie5_jax.training.state import evaluation_params, make_state, sharded_abstract_state
+from ernie5_jax.training.state import evaluation_params, sharded_abstract_state
 from ernie5_jax.training.step import (
-    batch_shardings,
-    compile_train_step,
+    TrainProgram,
     make_eval_step,
+    masks_of_step,
     split_micro_batches,
 )
 
@@ -72,13 +71,13 @@ class _Run:
     def __init__(self, config: ExperimentConfig, workdir: Path, data: RunData, checkpoints: Checkpoints):
         self.config, self.workdir, self.data, self.checkpoints = config, workdir, data, checkpoints
         self.mesh, self.rules = make_mesh(config.parallel), preset(config.parallel.rules)
+        self.program = data.program.result() if data.program else TrainProgram(config, self.mesh, self.rules)
         self.start = checkpoints.latest or 0
         if self.start:
             abstract = sharded_abstract_state(config, self.mesh, self.rules)
             self.state = checkpoints.restore(self.start, abstract)
         else:
-            self.state = make_state(config, self.mesh, self.rules)
-        self.step_fn = compile_train_step(config, self.mesh, self.rules)
+            self.state = self.program.init()
         self.eval_fn = make_eval_step(config, self.mesh, self.rules)
         self.pending: collections.deque[_Pending] = collections.deque()
         self.clock = _Clock(config, self.mesh.shape[DATA_AXIS])
@@ -109,8 +108,7 @@ class _Run:
     def _dispatch(self, step: int, batch: Batch) -> None:
         training = self.config.training
         micro = split_micro_batches(batch, training.micro_batches)
-        on_device = jax.device_put(micro, batch_shardings(self.mesh, micro))
-        self.state, metrics = self.step_fn(self.state, on_device)
+        self.state, metrics = self.program(self.state, micro, masks_of_step(self.config, step - 1))
         evaluate = bool(training.evaluate_every) and step % training.evaluate_every == 0
         logged = evaluate or step == 1 or step % training.log_every == 0 or step == training.steps
         self.pending.append(_Pending(step, metrics, batch, logged))
@@ -145,7 +143,7 @@ class _Run:
             if item.logged:
                 metrics = jax.device_get(item.metrics)
                 record = {"step": item.step, **summarize(metrics), **item.extra}
-                record.update(self.clock.lap(record, self.config))
+                record.update(self.clock.lap(record), compilations=self.program.compilations)
                 self.log.write(record)
                 self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
 
@@ -189,7 +187,6 @@ class _Clock:
 
     def __init__(self, config: ExperimentConfig, devices: int):
         self.devices, self.model, self.length = devices, config.model, config.sequence.length
-        self.compiled_before = _compilations()["count"]
         self.tokens, self.head_flops, self.steps = 0, 0.0, 0
 
     def start(self, state: Any) -> None:
@@ -202,7 +199,7 @@ class _Clock:
         self.tokens += int(batch.denominators["tokens"])
         self.head_flops += accounting.head_flops(self.model, accounting.used_slots(batch))
 
-    def lap(self, record: dict[str, Any], config: ExperimentConfig) -> dict[str, Any]:
+    def lap(self, record: dict[str, Any]) -> dict[str, Any]:
         """Process fields of a record; FLOPs of the whole lap are taken at the record's submodel."""
         now = time.perf_counter()
         seconds = max(now - self.before, 1e-9)
@@ -212,24 +209,9 @@ class _Clock:
             "step_seconds": seconds / max(self.steps, 1),
             "elapsed_seconds": now - self.began,
             "mfu": (self.tokens * per_token + self.head_flops) / seconds / self.peak,
-            "compilations": _compilations()["count"] - self.compiled_before,
         }
         self.before, self.tokens, self.head_flops, self.steps = now, 0, 0.0, 0
         return fields
-
-
-@functools.cache
-def _compilations() -> dict[str, int]:
-    """Programs that JAX has compiled (or loaded from its cache) for the training step, counted from the first call."""
-    counter = {"count": 0}
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs
-        if event == "/jax/core/compile/backend_compile_duration" and "train_step" in str(kwargs.get("fun_name", "")):
-            counter["count"] += 1
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return counter
 
 
 def save_batch(path: Path, batch: Batch) -> None:

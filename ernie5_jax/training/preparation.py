@@ -12,8 +12,10 @@ import functools
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,13 @@ from ernie5_jax.data import (
     prepare_encoded,
     unique_media,
 )
+from ernie5_jax.parallel import make_mesh, preset
 from ernie5_jax.sequence import Batch, stack
+from ernie5_jax.training.errors import CheckpointError
 from ernie5_jax.training.identity import check_resumable
+from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.run_data import RunData, files_below
+from ernie5_jax.training.step import TrainProgram
 
 STAGES = ("data", "text tokenizer", "visual tokenizer", "audio tokenizer", "encoding")
 _RECIPE = "recipe.json"
@@ -73,6 +79,10 @@ def prepare_run(
         splits.append("test")
     with stage(STAGES[0]):
         documents = {split: prepare_documents(config, folder, split, progress=bars) for split in splits}
+    # Only now, so that whoever has a mistake in their data hears of it at once.
+    newest, program = _newest_step(workdir), None
+    if newest < config.training.steps:
+        program = _in_background(functools.partial(_compile, config, first=not newest))
     for modality in ("text", "visual", "audio"):
         with stage(f"{modality} tokenizer"):
             _tokenizer(modality, config, workdir / "tokenizers" / modality, documents["train"], bars)
@@ -92,7 +102,35 @@ def prepare_run(
         batches=batches,
         held_out=None if held_out is None else functools.partial(_spread, held_out, config),
         files=files_below(workdir / "tokenizers", "tokenizers"),
+        program=program,
     )
+
+
+def _newest_step(workdir: Path) -> int:
+    with contextlib.suppress(CheckpointError):
+        return int(find_checkpoint(workdir).name)
+    return 0
+
+
+def _compile(config: ExperimentConfig, first: bool) -> TrainProgram:
+    program = TrainProgram(config, make_mesh(config.parallel), preset(config.parallel.rules))
+    if first:
+        program.compile_init()
+    return program
+
+
+def _in_background(work: Callable[[], Any]) -> Future[Any]:
+    """The result of `work`, done by a thread: tokenizers leave cores idle while they compile."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # handed to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="compile").start()
+    return future
 
 
 def _spread(rows: HeldOutRows, config: ExperimentConfig) -> Iterator[Batch]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ernie5_jax.config import ExperimentConfig
+from ernie5_jax.config import ExperimentConfig, ModelConfig
 from ernie5_jax.model import init_params, logical_axes
 from ernie5_jax.parallel import ShardingRules, tree_shardings
 from ernie5_jax.training.objective import MODALITIES
@@ -24,25 +26,42 @@ def init_state(config: ExperimentConfig) -> TrainState:
     router_bias float32 [L_routed, E]; loss_weight_ema {modality: float32 [], 0 = never observed}; rng uint32 [2].
     """
     params, router_bias = init_params(config.model, config.seed)
+    return _assemble(params, router_bias, config.seed, bool(config.optimizer.ema_decay))
+
+
+def _assemble(params: Any, router_bias: jax.Array, seed: int, with_averages: bool) -> TrainState:
     return {
         "step": jnp.zeros((), jnp.int32),
         "params": params,
-        "ema_params": jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
+        "ema_params": jax.tree.map(jnp.copy, params) if with_averages else {},
         "opt_state": init_optimizer(params),
         "router_bias": router_bias,
         "loss_weight_ema": {name: jnp.zeros((), jnp.float32) for name in MODALITIES},
-        "rng": jax.random.key_data(jax.random.key(config.seed)),
+        "rng": jax.random.key_data(jax.random.key(seed)),
     }
 
 
 def abstract_state(config: ExperimentConfig) -> TrainState:
     """Shapes and types of `init_state`, nothing is computed."""
-    return jax.eval_shape(lambda: init_state(config))
+    params, router_bias = _abstract_params(config.model)
+    with_averages = bool(config.optimizer.ema_decay)
+    return jax.eval_shape(lambda p, b: _assemble(p, b, config.seed, with_averages), params, router_bias)
+
+
+@functools.lru_cache(maxsize=8)
+def _abstract_params(model: ModelConfig) -> Any:
+    return jax.eval_shape(lambda: init_params(model))
+
+
+@functools.lru_cache(maxsize=8)
+def parameter_axes(model: ModelConfig) -> Any:
+    """`model.logical_axes`, computed once."""
+    return logical_axes(model)
 
 
 def state_shardings(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> TrainState:
     """Sharding of every array of the state: parameters and their moments by the rules, the rest replicated."""
-    shapes, axes = abstract_state(config), logical_axes(config.model)
+    shapes, axes = abstract_state(config), parameter_axes(config.model)
     whole = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda _: whole, shapes)
     params = tree_shardings(mesh, rules, shapes["params"], axes)
@@ -64,7 +83,15 @@ def sharded_abstract_state(config: ExperimentConfig, mesh: Mesh, rules: Sharding
 
 def make_state(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> TrainState:
     """`init_state`, every array created where it belongs."""
-    return jax.jit(lambda: init_state(config), out_shardings=state_shardings(config, mesh, rules))()
+    return compile_init(config, mesh, rules)()
+
+
+def compile_init(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> Callable[[], TrainState]:
+    """`make_state`, compiled."""
+    # It runs once: on CPUs optimising it costs more than it saves.
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    shardings = state_shardings(config, mesh, rules)
+    return jax.jit(lambda: init_state(config), out_shardings=shardings, compiler_options=options).lower().compile()
 
 
 def evaluation_params(state: TrainState) -> Any:

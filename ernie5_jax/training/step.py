@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +13,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ernie5_jax.config import ConfigError, ExperimentConfig
 from ernie5_jax.elastic import step_masks
-from ernie5_jax.model import ElasticMask, logical_axes, make_apply
+from ernie5_jax.model import ElasticMask, make_apply
 from ernie5_jax.parallel import DATA_AXIS, ShardingRules, use_rules
-from ernie5_jax.sequence.types import Batch
+from ernie5_jax.sequence import Batch, pack, stack
 from ernie5_jax.training import objective
 from ernie5_jax.training.metrics import diagnostic_sums, mask_sizes
 from ernie5_jax.training.optimizer import adamw_update, average, decay_labels, global_norm
 from ernie5_jax.training.precision import cast_params
 from ernie5_jax.training.schedule import learning_rate
-from ernie5_jax.training.state import TrainState, state_shardings
+from ernie5_jax.training.state import (
+    TrainState,
+    compile_init,
+    make_state,
+    parameter_axes,
+    sharded_abstract_state,
+    state_shardings,
+)
 
 Metrics = dict[str, Any]
 TrainStep = Callable[[TrainState, Batch, ElasticMask | None], tuple[TrainState, Metrics]]
@@ -56,7 +64,7 @@ def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> 
       config: Everything.
       apply: The model as a pure function; None builds it from the configuration.
     """
-    model, axes = config.model, logical_axes(config.model)
+    model, axes = config.model, parameter_axes(config.model)
     apply = apply or make_apply(model)
     labels = decay_labels(axes)
 
@@ -67,7 +75,8 @@ def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> 
         loss = sum((scale[name] * sums[name] for name in sums), jnp.zeros((), jnp.float32))
         return loss, {"loss": loss, "sums": sums, **diagnostic_sums(output, micro, model)}
 
-    def train_step(state: TrainState, batch: Batch, masks: ElasticMask | None) -> tuple[TrainState, Metrics]:
+    # The name appears in JAX's compile log; tokenizers have a train_step too.
+    def unified_train_step(state: TrainState, batch: Batch, masks: ElasticMask | None) -> tuple[TrainState, Metrics]:
         z_tokens = objective.routed_tokens(batch, masks, model)
         weights = objective.modality_weights(state["loss_weight_ema"], config.loss)
         scale = objective.coefficients(weights, batch.denominators, z_tokens, config.loss, model.router.z_loss_weight)
@@ -82,7 +91,7 @@ def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> 
             grads, totals = _scan_sum(accumulate, batch, masks)
         return _apply_gradients(state, batch, grads, totals, masks, weights, config, labels)
 
-    return train_step
+    return unified_train_step
 
 
 def _micro(batch: Batch, masks: ElasticMask | None, i: int | jax.Array) -> tuple[Batch, ElasticMask | None]:
@@ -156,41 +165,87 @@ def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
         )
 
 
-def make_sampled_step(config: ExperimentConfig, apply: Callable | None = None):
-    """`train_step(state, batch)`: `make_train_step` with masks drawn from (seed, step, micro-batch). Pure."""
-    pure_step = make_train_step(config, apply)
+class TrainProgram:
+    """`program(state, batch, masks) -> (state, metrics)` of `make_train_step`, compiled before the first batch;
+    and the state it starts from.
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        masks = None
-        if config.model.elastic:
-            count = batch.segment.shape[0]
-            masks = step_masks(config.seed, state["step"], count, config.model, config.elastic)
-        return pure_step(state, batch, masks)
+    Masks are an argument, so every submodel runs in this one program. The state's buffers are donated.
 
-    return train_step
-
-
-def compile_train_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
-    """`train_step(state, batch) -> (state, metrics)`, jitted; the state's buffers are donated.
-
-    The elastic masks are drawn inside, so every submodel runs in one program.
+    Args:
+      config: Everything; the shapes of batches follow from it.
+      mesh: Devices.
+      rules: Layout of the state.
+      apply: The model as a pure function; None builds it from the configuration.
     """
-    train_step = make_sampled_step(config, apply)
-    check_rows(config, mesh)
 
-    whole = NamedSharding(mesh, PartitionSpec())
-    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(state_shardings(config, mesh, rules), whole))
-
-    def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def __init__(self, config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
+        check_rows(config, mesh)
+        self._config, self._mesh, self._rules = config, mesh, rules
+        self._init: Callable[[], TrainState] | None = None
+        self._compiled_before = _compilations()["count"]
+        batch = split_micro_batches(empty_batch(config), config.training.micro_batches)
+        self._shardings = batch_shardings(mesh, batch)
+        abstract_batch = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, self._shardings
+        )
+        whole = NamedSharding(mesh, PartitionSpec())
+        jitted = jax.jit(
+            make_train_step(config, apply),
+            donate_argnums=0,
+            out_shardings=(state_shardings(config, mesh, rules), whole),
+        )
         with jax.set_mesh(mesh), use_rules(rules):
-            return jitted(state, batch)
+            state = sharded_abstract_state(config, mesh, rules)
+            self._program = jitted.lower(state, abstract_batch, masks_of_step(config, 0)).compile()
 
-    return run
+    def __call__(self, state: TrainState, batch: Batch, masks: ElasticMask | None) -> tuple[TrainState, Metrics]:
+        return self._program(state, jax.device_put(batch, self._shardings), masks)
+
+    def compile_init(self) -> None:
+        """Compiles `init` too; a run that starts from a checkpoint does not need it."""
+        self._init = compile_init(self._config, self._mesh, self._rules)
+
+    def init(self) -> TrainState:
+        """The state before the first step."""
+        return self._init() if self._init else make_state(self._config, self._mesh, self._rules)
+
+    @property
+    def compilations(self) -> int:
+        """Training steps that JAX has compiled (or loaded from its cache) in this process since this one."""
+        return _compilations()["count"] - self._compiled_before
+
+
+@functools.cache
+def _compilations() -> dict[str, int]:
+    counter = {"count": 0}
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs
+        if event == "/jax/core/compile/backend_compile_duration" and "unified_train_step" in str(
+            kwargs.get("fun_name", "")
+        ):
+            counter["count"] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return counter
+
+
+def masks_of_step(config: ExperimentConfig, step: int) -> ElasticMask | None:
+    """Masks of all micro-batches of the step after `step` steps; None for a model that is not elastic."""
+    if not config.model.elastic:
+        return None
+    return step_masks(config.seed, step, config.training.micro_batches, config.model, config.elastic)
+
+
+def empty_batch(config: ExperimentConfig) -> Batch:
+    """A global batch of the configuration's shapes without a single token; numpy."""
+    row = pack([], config.sequence, config.model)
+    return stack([row] * config.training.batch_rows)
 
 
 def make_eval_step(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
     """`eval_step(params, router_bias, batch) -> sums` of the full model on rows [B, ...]; nothing is updated."""
-    apply, axes = apply or make_apply(config.model), logical_axes(config.model)
+    apply, axes = apply or make_apply(config.model), parameter_axes(config.model)
 
     def eval_step(params, router_bias, batch: Batch) -> Metrics:
         output = apply(cast_params(params, axes, config.training.precision), router_bias, batch, None)

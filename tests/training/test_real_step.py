@@ -8,11 +8,10 @@ import numpy as np
 from absl.testing import absltest
 
 from ernie5_jax.config import ElasticSamplingConfig, OptimizerConfig, ParallelConfig, TrainingConfig
-from ernie5_jax.elastic import step_masks
 from ernie5_jax.parallel import make_mesh, preset
 from ernie5_jax.testing import dummy_batch, tiny_model_config
-from ernie5_jax.training import compile_train_step, make_state, split_micro_batches
-from ernie5_jax.training.step import batch_shardings
+from ernie5_jax.training import TrainProgram, make_state, split_micro_batches
+from ernie5_jax.training.step import masks_of_step
 from tests.training.helpers import small_experiment
 
 MODEL = tiny_model_config(num_moe_layers=2, levels_per_codec_layer=3)
@@ -27,14 +26,13 @@ CONFIG = small_experiment(
 def run(devices: int, rules: str, steps: int):
     mesh = make_mesh(ParallelConfig(data=devices))
     batch = split_micro_batches(dummy_batch(MODEL, rows=8), 1)
-    batch = jax.device_put(batch, batch_shardings(mesh, batch))
     state = make_state(CONFIG, mesh, preset(rules))
-    step = compile_train_step(CONFIG, mesh, preset(rules))
+    program = TrainProgram(CONFIG, mesh, preset(rules))
     metrics = []
-    for _ in range(steps):
-        state, result = step(state, batch)
+    for step in range(steps):
+        state, result = program(state, batch, masks_of_step(CONFIG, step))
         metrics.append(result)
-    return state, jax.device_get(metrics)
+    return state, jax.device_get(metrics), program
 
 
 class _CompileLog(logging.Handler):
@@ -50,8 +48,8 @@ class _CompileLog(logging.Handler):
 
 class RealStepTest(chex.TestCase):
     def test_eight_devices_equal_one(self):
-        one, (metrics,) = run(1, "replicated", 1)
-        eight, (other,) = run(8, "fsdp", 1)
+        one, (metrics,), _ = run(1, "replicated", 1)
+        eight, (other,), _ = run(8, "fsdp", 1)
         kernel = eight["params"]["backbone"]["moe"]["ffn"]["w_in"]
         self.assertEqual(kernel.sharding.shard_shape(kernel.shape)[2], kernel.shape[2] // 8)
         np.testing.assert_allclose(other["loss"], metrics["loss"], rtol=1e-5)
@@ -63,22 +61,24 @@ class RealStepTest(chex.TestCase):
         self.assertGreater(largest, 1e-3)
 
     def test_one_program_serves_all_masks(self):
-        steps = 40
+        steps = 56
         log = _CompileLog()
         logger = logging.getLogger("jax")
         logger.addHandler(log)
         try:
             with jax.log_compiles():
-                state, metrics = run(1, "replicated", steps)
+                state, metrics, program = run(1, "replicated", steps)
         finally:
             logger.removeHandler(log)
-        compiled = [m for m in log.messages if "Compiling jit(train_step)" in m or "Compiling train_step" in m]
+        compiled = [m for m in log.messages if "Compiling" in m and "unified_train_step" in m]
         self.assertLen(compiled, 1, log.messages[:20])
-        masks = [step_masks(CONFIG.seed, i, 1, MODEL, CONFIG.elastic) for i in range(steps)]
+        self.assertEqual(program.compilations, 1)
+        masks = [masks_of_step(CONFIG, i) for i in range(steps)]
         different = {b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(mask)) for mask in masks}
         self.assertGreaterEqual(len(different), 32)
         self.assertEqual(int(state["step"]), steps)
         for mask, result in zip(masks, metrics, strict=True):
+            assert mask is not None
             self.assertEqual(result["mask"]["live_layers"], np.asarray(mask.layers).sum())
             self.assertEqual(result["mask"]["top_k"], np.asarray(mask.top_k).mean())
         self.assertLess(metrics[-1]["loss"], metrics[1]["loss"])
