@@ -15,6 +15,8 @@ def get_config():
             "video_generation": 0.16,
             "text": 0.03,
         }
+    config.data.visual_corruption = 0.3
+    config.data.audio_corruption = 0.1
     config.model.hidden_size = 128
     config.model.num_moe_layers = 7
     config.model.levels_per_codec_layer = 2
@@ -40,9 +42,9 @@ def get_config():
     config.optimizer.end_learning_rate = 2e-4
     config.optimizer.warmup_steps = 60
     config.optimizer.decay_fraction = 0.3
-    config.loss.fixed_weights = {"text": 2.0}
+    config.loss.fixed_weights = {"text": 2.0, "audio": 1.5}
     config.parallel.data = 2
     config.generation.guidance = 1.5
-    config.generation.audio_temperature = 0.7
+    config.generation.audio_temperature = 0.5
     config.generation.video_frames = 5
     return config

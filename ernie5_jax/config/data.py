@@ -110,16 +110,19 @@ class DataConfig:
       task_weights: Share of documents per task name (see `data.tasks`); empty means as they come.
       audio_corruption: Understood audio of a training document has a share of its codes, drawn from U(0, this),
         replaced by random ones.
+      visual_corruption: The same for the cells of understood pictures and clips, which are replaced by zeros.
       prefetch: Batches prepared ahead.
     """
 
     sources: dict[str, SourceConfig] = dataclasses.field(default_factory=dict)
     task_weights: dict[str, float] = dataclasses.field(default_factory=dict)
     audio_corruption: float = 0.0
+    visual_corruption: float = 0.0
     prefetch: int = 2
 
     def __post_init__(self):
-        require(0 <= self.audio_corruption < 1, "audio_corruption", self.audio_corruption, "0 <= share < 1")
+        for key in ("audio_corruption", "visual_corruption"):
+            require(0 <= getattr(self, key) < 1, key, getattr(self, key), "0 <= share < 1")
         require(self.prefetch >= 0, "prefetch", self.prefetch, ">= 0")
         for key, weight in self.task_weights.items():
             require(weight >= 0, f"task_weights.{key}", weight, ">= 0")

@@ -80,6 +80,7 @@ IDENTITY_KEYS = (
     "data.sources",
     "data.task_weights",
     "data.audio_corruption",
+    "data.visual_corruption",
     "optimizer",
     "loss",
     "elastic",

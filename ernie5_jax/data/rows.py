@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ernie5_jax.sequence import (
     EncodedDocument,
     EncodedSpan,
     EncodedText,
+    EncodedVisual,
     Row,
     Sizes,
     layout,
@@ -103,22 +105,46 @@ class RowMaker:
         return row
 
     def _is_fixed(self, number: int) -> bool:
-        """Whether nothing random enters the layout: no BPE-dropout, flips, dropped conditions or corrupted codes."""
+        """Whether nothing random enters the layout: no BPE-dropout, flips, dropped conditions or corrupted media."""
         if not self._train:
             return False  # read once
         spans = self._collection.read(number)[0].spans
         generates = any(span.role == "generate" and span.modality != "text" for span in spans)
-        hears = any(span.role == "understand" and span.modality == "audio" for span in spans)
-        return not (self.dropout or generates or (hears and self._config.data.audio_corruption))
+        corrupted = any(span.role == "understand" and self._corruption(span.value) for span in spans)
+        return not (self.dropout or generates or corrupted)
+
+    def _corruption(self, value: Any) -> float:
+        """Largest share of a value that training corrupts where it is understood."""
+        if isinstance(value, EncodedAudio):
+            return self._config.data.audio_corruption
+        return self._config.data.visual_corruption if isinstance(value, EncodedVisual) else 0.0
 
     def document(self, draw: Draw, rng: np.random.Generator | None) -> EncodedDocument:
         """The document of a draw with its augmentations."""
         document, texts = self._collection.read(draw.document)
-        if rng is not None and self._config.data.audio_corruption:
-            document = _corrupt_audio(document, self._config.data.audio_corruption, self._config.audio.bins, rng)
+        if rng is not None:
+            document = self._corrupt(document, rng)
         if self.dropout:
             document = self._drop_merges(document, texts, draw)
         return document
+
+    def _corrupt(self, document: EncodedDocument, rng: np.random.Generator) -> EncodedDocument:
+        """Understood media with a share of their cells, drawn from U(0, largest) per span, made useless."""
+        spans = []
+        for span in document.spans:
+            largest = self._corruption(span.value) if span.role == "understand" else 0.0
+            if largest:
+                span = dataclasses.replace(span, value=self._corrupted(span.value, rng.uniform(0, largest), rng))
+            spans.append(span)
+        return dataclasses.replace(document, spans=tuple(spans))
+
+    def _corrupted(self, value: Any, share: float, rng: np.random.Generator) -> EncodedAudio | EncodedVisual:
+        if isinstance(value, EncodedAudio):
+            wrong = rng.random(value.codes.shape) < share
+            noise = rng.integers(0, self._config.audio.bins, value.codes.shape, dtype=value.codes.dtype)
+            return EncodedAudio(np.where(wrong, noise, value.codes))
+        lost = rng.random(value.features.shape[:3]) < share
+        return dataclasses.replace(value, features=np.where(lost[..., None, None], 0, value.features))
 
     def _drop_merges(self, document: EncodedDocument, texts: Sequence[str | None], draw: Draw) -> EncodedDocument:
         """Text encoded anew with BPE-dropout, unless it became longer than its reserve."""
@@ -247,16 +273,3 @@ class HeldOutRows:
         """Rows step * rows ... stacked; rows past the end are empty (no token, no weight)."""
         numbers = range(step * rows, (step + 1) * rows)
         return stack([self[i] if i < len(self) else self._maker.row([]) for i in numbers])
-
-
-def _corrupt_audio(document: EncodedDocument, largest: float, bins: int, rng: np.random.Generator) -> EncodedDocument:
-    """Replaces codes of understood audio by random ones, a share drawn from U(0, largest) per span."""
-    spans = []
-    for span in document.spans:
-        if isinstance(span.value, EncodedAudio) and span.role == "understand":
-            codes = span.value.codes
-            wrong = rng.random(codes.shape) < rng.uniform(0, largest)
-            noise = rng.integers(0, bins, codes.shape, dtype=codes.dtype)
-            span = dataclasses.replace(span, value=EncodedAudio(np.where(wrong, noise, codes)))
-        spans.append(span)
-    return dataclasses.replace(document, spans=tuple(spans))

@@ -2,6 +2,7 @@
 
 handwriting: scikit-learn's 8 x 8 digits. The last 359 are held out as a block; the set is ordered by writer as far
   as is known, so this is a proxy for held-out writers.
+jittered: training pictures turned, scaled and shifted a little, for understanding only.
 motion: the same pictures as 12 px glyphs that cross a 16 px canvas; a picture's split is that of its handwriting.
 speech: digits by espeak-ng, in several voices, rates and pitches. "test" holds accents (base voices) and variants
   that "train" never has, "takes" more takes of the training voices.
@@ -22,6 +23,7 @@ from ernie5_jax.data import media
 from ernie5_jax.data.worlds import drawing, prose
 
 HELD_OUT_PICTURES = 359
+JITTERED_VIEWS = 4
 SAMPLE_RATE = 8000
 TRAIN_ACCENTS = {"en": "british", "en-us": "american", "en-029": "caribbean"}
 TEST_ACCENTS = {"en-gb-scotland": "scottish", "en-gb-x-rp": "posh"}
@@ -39,7 +41,7 @@ class DigitsWorld(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=name, description=f"{name} of the digits world")
-        for name in ("handwriting", "motion", "speech", "prose")
+        for name in ("handwriting", "jittered", "motion", "speech", "prose")
     ]
 
     @property
@@ -49,6 +51,10 @@ class DigitsWorld(tfds.core.GeneratorBasedBuilder):
     def _info(self) -> tfds.core.DatasetInfo:
         features: dict[str, dict[str, Any]] = {
             "handwriting": {"image": _FEATURES.Image(shape=(8, 8, 1)), "label": np.int64},
+            "jittered": {
+                "image": _FEATURES.Image(shape=(drawing.CANVAS_SIZE, drawing.CANVAS_SIZE, 1)),
+                "label": np.int64,
+            },
             "motion": {
                 "video": _FEATURES.Sequence(_FEATURES.Image(shape=(drawing.CANVAS_SIZE, drawing.CANVAS_SIZE, 1))),
                 "label": np.int64,
@@ -67,7 +73,7 @@ class DigitsWorld(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
         del dl_manager  # nothing to download
-        splits = ("train", "test", "takes") if self._part == "speech" else ("train", "test")
+        splits = {"speech": ("train", "test", "takes"), "jittered": ("train",)}.get(self._part, ("train", "test"))
         return {split: self._generate_examples(split) for split in splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -76,6 +82,12 @@ class DigitsWorld(tfds.core.GeneratorBasedBuilder):
     def _handwriting(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for index, picture, label in pictures(split):
             yield f"{index:05d}", {"image": _png(picture), "label": label}
+
+    def _jittered(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for index, picture, label in pictures(split):
+            for view in range(JITTERED_VIEWS):
+                image = drawing.jittered(picture, np.random.default_rng((3, index, view)))
+                yield f"{index:05d}_{view}", {"image": _png(image), "label": label}
 
     def _motion(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for index, picture, label in pictures(split):

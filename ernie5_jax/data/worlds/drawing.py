@@ -35,6 +35,22 @@ def resize(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((size, size), method))
 
 
+def jittered(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """uint8 [H, W] -> uint8 [16, 16]: turned by up to 12 degrees, scaled by up to 12 %, shifted by up to 1.5 pixels."""
+    from PIL import Image
+
+    middle = (CANVAS_SIZE - 1) / 2
+    angle, scale, shift = np.radians(rng.uniform(-12, 12)), rng.uniform(0.88, 1.12), rng.uniform(-1.5, 1.5, 2)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / scale
+    moved = middle - turn @ (middle + shift)
+    # PIL maps output to input and puts pixel centres at + 0.5.
+    matrix = np.column_stack([turn, moved + 0.5 - turn @ (0.5, 0.5)])
+    picture = Image.fromarray(resize(image, CANVAS_SIZE))
+    return np.asarray(
+        picture.transform(picture.size, Image.Transform.AFFINE, matrix.ravel().tolist(), Image.Resampling.BICUBIC)
+    )
+
+
 def moving(image: np.ndarray, direction: str) -> np.ndarray:
     """uint8 [H, W] -> uint8 [5, 16, 16]: the glyph crosses the canvas through its centre, a pixel a frame."""
     glyph = resize(image, GLYPH_SIZE)

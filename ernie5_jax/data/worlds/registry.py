@@ -39,6 +39,7 @@ def _digits(split: str, form: MediaFormat, folder: Path, options: Mapping[str, s
     plain = "the word {label:word}"
     mappings = {
         "handwriting": {"image": "image", "caption": "a handwritten {label:word}", "digit": "label"},
+        "jittered": {"image": "image", "caption": "a handwritten {label:word}", "digit": "label"},
         "motion": {
             "video": "video",
             "caption": "the digit {label:word} moves {direction}",
@@ -50,9 +51,11 @@ def _digits(split: str, form: MediaFormat, folder: Path, options: Mapping[str, s
     }
     sources: list[DocumentSource] = []
     for part, mapping in mappings.items():
+        if part == "jittered" and split != "train":
+            continue
         where = {"data_dir": str(folder / "tfds"), "import": "ernie5_jax.data.worlds.digits"}
         builder = load_builder(f"digits_world/{part}", where)
-        options = {"sample_rate": "8000"} if part == "speech" else {}
+        options = {"speech": {"sample_rate": "8000"}, "jittered": {"tasks": "image_caption"}}.get(part, {})
         meta = {"split": split}
         if part != "speech":
             sources.append(TfdsSource(builder, split, mapping, form, options, meta))
