@@ -213,9 +213,14 @@ def _flag_error(error: Exception, argv: Sequence[str]) -> UserError:
 
 
 def _report(error: BaseException) -> int:
+    """Prints `error` as one line and returns the exit code."""
     if os.environ.get("ERNIE5_JAX_TRACEBACK"):
         traceback.print_exception(error)
-    print(f"error: {error}", file=sys.stderr)
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"file '{error.filename}': " if error.filename else ""
+        text = f"{where}{error.strerror}, allowed: existing files, folders with room and permission"
+    print(f"error: {text}", file=sys.stderr)
     return 1
 
 

@@ -86,6 +86,7 @@ def _document(model):
 def _write(path: Path, result) -> None:
     from ernie5_jax.data import media
     from ernie5_jax.evaluation.media import movie
+    from ernie5_jax.files import write_file
 
     if result.text is not None:
         content = result.text.encode("utf-8", "surrogatepass")
@@ -95,9 +96,7 @@ def _write(path: Path, result) -> None:
         content = _gif(result.video) if path.suffix.lower() == ".gif" else movie(result.video, "h264")
     else:
         content = media.encode_wav(result.audio, result.sample_rate)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    write_file(path, content)
 
 
 def _gif(video) -> bytes:

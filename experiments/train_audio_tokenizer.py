@@ -1,6 +1,6 @@
 """Trains the audio tokenizer on the sounds of prepared documents and saves it.
 
-    python -m experiments.train_audio_tokenizer --config=configs/tiny.py --input=data/digits --output=tokenizers/audio
+    python -m experiments.train_audio_tokenizer --config=configs/tiny.py --input=data/digits --out=tokenizers/audio
 
 Sizes and hyperparameters are those of `config.audio`. Documents marked as test split are left out.
 """
@@ -15,7 +15,7 @@ from experiments import cli
 
 _CONFIG = cli.define_config("tiny.py")
 _INPUT = flags.DEFINE_list("input", None, "Folders of prepared documents, separated by commas.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 
 
 def main(argv):
@@ -40,8 +40,8 @@ def main(argv):
     print(f"{len(clips)} clips")
     last: dict[str, float] = {}
     tokenizer = train_audio_tokenizer(list(clips.values()), config.audio, seed=config.seed, log=last.update)
-    tokenizer.save(Path(_OUTPUT.value))
-    print(f"{_OUTPUT.value}: fingerprint {tokenizer.fingerprint()}")
+    tokenizer.save(Path(_OUT.value))
+    print(f"{_OUT.value}: fingerprint {tokenizer.fingerprint()}")
     print("last batch: " + ", ".join(f"{key} {value:.3f}" for key, value in sorted(last.items()) if key != "step"))
 
 

@@ -1,6 +1,6 @@
 """Trains the text tokenizer on text files or manifests and saves it.
 
-    python -m experiments.train_text_tokenizer --input=book.txt,manifest.jsonl --output=tokenizers/text
+    python -m experiments.train_text_tokenizer --input=book.txt,manifest.jsonl --out=tokenizers/text
 
 Files that end in .jsonl are manifests: the text spans of their documents are read. Every other file is one text.
 """
@@ -17,7 +17,7 @@ from absl import flags
 from experiments import cli
 
 _INPUT = flags.DEFINE_list("input", None, "Files to learn from, separated by commas.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", None, "Special tokens and bytes included.")
 
 
@@ -33,10 +33,10 @@ def main(argv):
         config = dataclasses.replace(config, vocab_size=_VOCAB_SIZE.value)
     texts = list(tqdm(_read_all(_INPUT.value), desc="reading", unit=" texts"))
     tokenizer = train_bpe(tqdm(texts, desc="splitting", unit=" texts"), config)
-    tokenizer.save(_OUTPUT.value)
+    tokenizer.save(_OUT.value)
     tokens = sum(len(tokenizer.encode(text)) for text in tqdm(texts, desc="encoding", unit=" texts"))
     characters = sum(map(len, texts))
-    print(f"{_OUTPUT.value}: {tokenizer.num_tokens} tokens, fingerprint {tokenizer.fingerprint()}")
+    print(f"{_OUT.value}: {tokenizer.num_tokens} tokens, fingerprint {tokenizer.fingerprint()}")
     print(f"{characters} characters are {tokens} tokens, {characters / max(tokens, 1):.3f} characters per token")
 
 

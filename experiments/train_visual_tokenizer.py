@@ -1,6 +1,6 @@
 """Trains the visual tokenizer on the pictures and videos of prepared documents and saves it.
 
-    python -m experiments.train_visual_tokenizer --config=configs/tiny.py --input=data/digits --output=tokenizers/visual
+    python -m experiments.train_visual_tokenizer --config=configs/tiny.py --input=data/digits --out=tokenizers/visual
 
 Sizes and hyperparameters are those of `config.visual`. Documents marked as test split are left out.
 """
@@ -13,7 +13,7 @@ from experiments import cli
 
 _CONFIG = cli.define_config("tiny.py")
 _INPUT = flags.DEFINE_list("input", None, "Folders of prepared documents, separated by commas.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Folder to write.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 
 
 def main(argv):
@@ -40,8 +40,8 @@ def main(argv):
         config.seed,
         log=lambda _, values: last.update(values),
     )
-    tokenizer.save(_OUTPUT.value)
-    print(f"{_OUTPUT.value}: fingerprint {tokenizer.fingerprint()}")
+    tokenizer.save(_OUT.value)
+    print(f"{_OUT.value}: fingerprint {tokenizer.fingerprint()}")
     print("last batch: " + ", ".join(f"{key} {value:.3f}" for key, value in sorted(last.items())))
 
 

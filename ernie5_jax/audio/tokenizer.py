@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ernie5_jax.audio.errors import AudioError
 from ernie5_jax.audio.networks import Codec
 from ernie5_jax.audio.stft import griffin_lim
 from ernie5_jax.config import AudioTokenizerConfig, from_mapping, to_plain
+from ernie5_jax.files import write_arrays, write_file
 
 _CONFIG_FILE, _ARRAYS_FILE = "config.json", "arrays.npz"
 _FORMAT = 1
@@ -117,11 +117,9 @@ class RvqAudioTokenizer:
         return digest.hexdigest()[:16]
 
     def save(self, folder: Path) -> None:
-        """Writes `config.json` and `arrays.npz`, each under a temporary name first."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / _ARRAYS_FILE, lambda file: np.savez(file, allow_pickle=False, **self._flat()))
-        _write(folder / _CONFIG_FILE, lambda file: file.write(self._config_text().encode()))
+        """Writes `config.json` and `arrays.npz`, each whole or not at all."""
+        write_arrays(Path(folder) / _ARRAYS_FILE, self._flat())
+        write_file(Path(folder) / _CONFIG_FILE, self._config_text())
 
     def _flat(self) -> dict[str, np.ndarray]:
         flat = traverse_util.flatten_dict(self._arrays, sep="/")
@@ -246,16 +244,3 @@ def _shapes(config: AudioTokenizerConfig) -> dict[str, Any]:
         "codes": (config.levels, config.bins, config.code_dim),
         "scale": {"mean": (config.spectral_bins,), "std": ()},
     }
-
-
-def _write(path: Path, write: Callable[[Any], Any]) -> None:
-    """Writes `path` through a temporary file beside it, which replaces it when complete."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -73,10 +73,12 @@ class ModelConfig:
     """Recompute each layer in the backward pass."""
 
     def __post_init__(self):
-        for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "expert_width", "vocab_size"):
+        for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "dense_width", "expert_width"):
             require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         for key in ("num_dense_layers", "num_moe_layers", "shared_expert_width", "mtp_depth", "audio_levels"):
             require(getattr(self, key) >= 0, key, getattr(self, key), ">= 0")
+        for key in ("visual_bits", "visual_scales", "vision_feature_dim", "audio_bins", "vocab_size"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         require(self.levels_per_codec_layer >= 1, "levels_per_codec_layer", self.levels_per_codec_layer, ">= 1")
         require(
             self.num_heads % self.num_kv_heads == 0,

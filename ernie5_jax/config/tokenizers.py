@@ -106,11 +106,11 @@ class VisualTokenizerConfig:
         require(stride >= 1 and stride & (stride - 1) == 0, "temporal_stride", stride, "a power of two")
         require(
             len(self.scales) >= 1
-            and self.scales[0] >= 1
+            and self.scales[0] == 1  # one position, BOx, predicts the first scale
             and all(a < b for a, b in zip(self.scales, self.scales[1:], strict=False)),
             "scales",
             self.scales,
-            "strictly increasing side lengths",
+            "strictly increasing side lengths from 1",
         )
         require(
             max(self.scales, default=0) * self.spatial_stride == self.image_size,
@@ -175,10 +175,13 @@ class AudioTokenizerConfig:
     training: TokenizerTrainingConfig = dataclasses.field(default_factory=TokenizerTrainingConfig)
 
     def __post_init__(self):
-        for key in ("sample_rate", "fft_size", "hop_length", "fold", "levels", "code_dim"):
+        for key in ("sample_rate", "fft_size", "hop_length", "fold", "levels", "code_dim", "hidden_size"):
             require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         require(self.bins >= 2, "bins", self.bins, ">= 2")
         require(self.kernel_size % 2 == 1, "kernel_size", self.kernel_size, "an odd number")
+        require(self.num_blocks >= 0, "num_blocks", self.num_blocks, ">= 0")
+        require(self.max_seconds > 0, "max_seconds", self.max_seconds, "> 0")
+        require(self.griffin_lim_iterations >= 0, "griffin_lim_iterations", self.griffin_lim_iterations, ">= 0")
         require(self.log_floor > 0, "log_floor", self.log_floor, "> 0")
         require(0 <= self.quantize_after < 1, "quantize_after", self.quantize_after, "0 <= share < 1")
         require(0 <= self.quantizer_dropout <= 1, "quantizer_dropout", self.quantizer_dropout, "0 ... 1")

@@ -38,6 +38,9 @@ class OptimizerConfig:
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, ">= 0")
         require(0 <= self.decay_fraction <= 1, "decay_fraction", self.decay_fraction, "0 ... 1")
         require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 <= ema_decay < 1")
+        for key in ("beta1", "beta2"):
+            require(0 <= getattr(self, key) < 1, key, getattr(self, key), f"0 <= {key} < 1")
+        require(self.eps > 0, "eps", self.eps, "> 0")
         require(self.clip_norm >= 0, "clip_norm", self.clip_norm, ">= 0")
         require(self.weight_decay >= 0, "weight_decay", self.weight_decay, ">= 0")
 
@@ -104,7 +107,9 @@ class TrainingConfig:
       precision: Parameter and compute types.
       log_every, checkpoint_every, evaluate_every: In steps; 0 = never (a last checkpoint is always written).
       keep_checkpoints: Latest ones kept; the best by held-out loss is kept besides.
-      compilation_cache: Folder of the persistent compilation cache; empty = JAX's own default of none.
+      evaluate_rows: Held-out rows of one evaluation.
+      tensorboard: Whether TensorBoard files are written.
+      progress: Whether bars are shown.
     """
 
     steps: int = 800
@@ -120,7 +125,7 @@ class TrainingConfig:
     progress: bool = True
 
     def __post_init__(self):
-        for key in ("steps", "batch_rows", "micro_batches", "log_every", "keep_checkpoints"):
+        for key in ("steps", "batch_rows", "micro_batches", "log_every", "evaluate_rows", "keep_checkpoints"):
             require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         for key in ("checkpoint_every", "evaluate_every"):
             require(getattr(self, key) >= 0, key, getattr(self, key), ">= 0")
@@ -177,6 +182,8 @@ class GenerationConfig:
             require(getattr(self, key) >= 0, key, getattr(self, key), ">= 0 (0 is greedy)")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "0 < top_p <= 1")
         require(self.top_k >= 0, "top_k", self.top_k, ">= 0")
+        for key in ("max_text_tokens", "max_audio_frames", "video_frames", "batch_size"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         require(self.guidance >= 0, "guidance", self.guidance, ">= 0")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ernie5_jax.data.documents import infer_task
 from ernie5_jax.data.errors import DataError
 from ernie5_jax.data.records import pack_encoded, unpack_encoded
 from ernie5_jax.data.shards import DocumentShards, RecordShards, write_record_shards
+from ernie5_jax.files import write_arrays
 from ernie5_jax.sequence import (
     Document,
     EncodedAudio,
@@ -78,10 +79,17 @@ class EncodedDocuments(RecordShards):
 
     def __init__(self, folder: Path | str):
         super().__init__(folder)
-        with np.load(self.folder / _INDEX) as index:
-            self.sizes: np.ndarray = index["sizes"]
-            self.text_tokens: np.ndarray = index["text_tokens"]
-            self.tasks: np.ndarray = index["tasks"]
+        if "tokenizers" not in self.identity:
+            raise DataError(f"folder '{folder}': found documents that are not tokenised, allowed: encoded ones")
+        try:
+            with np.load(self.folder / _INDEX) as index:
+                self.sizes: np.ndarray = index["sizes"]
+                self.text_tokens: np.ndarray = index["text_tokens"]
+                self.tasks: np.ndarray = index["tasks"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"folder '{folder}': found a damaged {_INDEX} ({error}), allowed: a whole one; encode it again"
+            ) from None
 
     def __getitem__(self, index: int) -> EncodedDocument:
         return self.read(index)[0]
@@ -169,14 +177,12 @@ def _write_index(folder: Path, identity: dict[str, Any], visual: VisualTokenizer
         sizes.append(document_size(document, visual.scales))
         tokens.append(_text_tokens(document))
         tasks.append(document.meta["task"])
-    temporary = path.with_name("index.tmp.npz")
-    np.savez(
-        temporary,
-        sizes=np.asarray(sizes, np.int64).reshape(-1, 7),
-        text_tokens=np.asarray(tokens, np.int64),
-        tasks=np.asarray(tasks, np.str_),
-    )
-    os.replace(temporary, path)
+    arrays = {
+        "sizes": np.asarray(sizes, np.int64).reshape(-1, 7),
+        "text_tokens": np.asarray(tokens, np.int64),
+        "tasks": np.asarray(tasks, np.str_),
+    }
+    write_arrays(path, arrays)
 
 
 def _text_tokens(document: EncodedDocument) -> int:

@@ -28,6 +28,7 @@ from ernie5_jax.data.documents import infer_task, short_hash
 from ernie5_jax.data.errors import DataError
 from ernie5_jax.data.sizes import check_capacity
 from ernie5_jax.sequence import Document, EncodedAudio, EncodedText, EncodedVisual, Span
+from ernie5_jax.text.special_tokens import SEP
 
 MODALITIES = ("text", "image", "video", "audio")
 ROLES = ("generate", "understand")
@@ -54,7 +55,8 @@ class ManifestError(DataError):
     def __init__(self, path: Path, problems: list[Problem]):
         self.problems = problems
         lines = "".join(f"\n  {problem}" for problem in problems)
-        super().__init__(f"manifest '{path}': found {len(problems)} bad lines, allowed: none{lines}")
+        found = f"{len(problems)} bad line{'s' if len(problems) > 1 else ''}"
+        super().__init__(f"manifest '{path}': found {found}, allowed: none{lines}")
 
 
 class _Bad(Exception):
@@ -172,7 +174,7 @@ class Manifest:
         if modality == "text":
             ids, num_bytes = value.get("ids"), value.get("num_bytes")
             if set(value) != {"ids", "num_bytes"} or not isinstance(num_bytes, int) or not _are_ids(ids):
-                raise _Bad(what, f"found {_short(value)}, allowed: ids (a list of integers >= 0), num_bytes")
+                raise _Bad(what, f"found {_short(value)}, allowed: ids (a list of integers > {SEP}), num_bytes")
             return EncodedText(np.asarray(ids, np.int32), num_bytes)
         key = _only(list(value), what, _ARRAYS[modality])
         if key not in _ARRAYS[modality] or not isinstance(value[key], str):
@@ -183,6 +185,9 @@ class Manifest:
             array = np.load(self.path.parent / value[key], allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise _Bad(f"{what} '{value[key]}'", f"found {error}, allowed: an .npy file") from None
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            found = getattr(array, "dtype", "an .npz file")
+            raise _Bad(f"{what} '{value[key]}'", f"found {found}, allowed: one array of numbers")
         kind = EncodedAudio if modality == "audio" else EncodedVisual
         return kind(**{key: array.astype(_DTYPES[key])})
 
@@ -215,7 +220,7 @@ def _parse(line: bytes) -> dict[str, Any]:
         plain = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _Bad("line", f"found byte {error.start} that is not UTF-8, allowed: UTF-8 text") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Bad("line", f"found text that is not JSON ({error}), allowed: one JSON object") from None
     if not isinstance(plain, dict):
         raise _Bad("line", f"found {_short(plain)}, allowed: an object with spans")
@@ -226,9 +231,12 @@ def _parse(line: bytes) -> dict[str, Any]:
         raise _Bad("spans", f"found {_short(plain.get('spans'))}, allowed: a list of at least one span")
     if not isinstance(plain.get("meta", {}), dict):
         raise _Bad("meta", f"found {_short(plain['meta'])}, allowed: an object")
-    split = plain.get("meta", {}).get("split", "train")
+    meta = plain.get("meta", {})
+    split = meta.get("split", "train")
     if split not in ("train", "test"):
         raise _Bad("meta split", f"found {_short(split)}, allowed: train, test")
+    if not isinstance(meta.get("task", ""), str):
+        raise _Bad("meta task", f"found {_short(meta['task'])}, allowed: a string")
     return plain
 
 
@@ -239,7 +247,7 @@ def _only(keys: list[str], what: str, allowed: tuple[str, ...]) -> str:
 
 
 def _are_ids(ids: Any) -> bool:
-    return isinstance(ids, list) and len(ids) > 0 and all(type(i) is int and i >= 0 for i in ids)
+    return isinstance(ids, list) and len(ids) > 0 and all(type(i) is int and SEP < i < 2**31 for i in ids)
 
 
 def _short(value: Any) -> str:

@@ -232,5 +232,7 @@ def _read(path: Path, decode: Callable[[bytes], T]) -> T:
         return decode(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path}: found no such file, allowed: an existing file") from None
-    except (DataError, OSError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: found no readable file ({error.strerror}), allowed: an existing file") from None
+    except ValueError as error:  # DataError, or a path with a zero byte
         raise DataError(f"{path}: {error}") from None

@@ -18,18 +18,12 @@ from tqdm import tqdm
 from ernie5_jax.data.documents import DocumentSource, short_hash
 from ernie5_jax.data.errors import DataError
 from ernie5_jax.data.records import pack_document, unpack_document
+from ernie5_jax.files import make_folder, unwritable, write_json
 from ernie5_jax.sequence import Document
 
 FORMAT = 1
 """Version of the record format; a folder of another one is made anew."""
 _STATE = "state.json"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON to a temporary name, then renames it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True))
-    os.replace(temporary, path)
 
 
 def write_record_shards(
@@ -56,13 +50,13 @@ def write_record_shards(
     Returns:
       Paths of all shards in order.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     state = {"format": FORMAT, "identity": identity, "count": count, "shard_size": shard_size, "complete": False}
     old = read_state(folder)
     if old is None or {**old, "complete": False} != state:
         for path in [folder / _STATE, *_shard_files(folder)]:
             path.unlink(missing_ok=True)
-        write_json(folder / _STATE, state)
+        write_json(folder / _STATE, state, indent=1, sort_keys=True)
     for path in folder.glob("*.tmp"):
         path.unlink()
     shards = -(-count // shard_size)
@@ -73,16 +67,17 @@ def write_record_shards(
             if not path.exists():
                 _write_shard(path, records(start, stop))
             bar.update(stop - start)
-    write_json(folder / _STATE, {**state, "complete": True})
+    write_json(folder / _STATE, {**state, "complete": True}, indent=1, sort_keys=True)
     return paths
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
     """The state file of a folder of shards, None where there is none (or a damaged one)."""
     try:
-        return json.loads((folder / _STATE).read_text())
-    except (FileNotFoundError, ValueError):
+        state = json.loads((folder / _STATE).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    return state if isinstance(state, dict) and {"format", "identity", "count", "shard_size"} <= set(state) else None
 
 
 class RecordShards:
@@ -124,6 +119,11 @@ class RecordShards:
 
 class DocumentShards(RecordShards):
     """Random access to the documents of a folder that `write_shards` finished."""
+
+    def __init__(self, folder: Path | str):
+        super().__init__(folder)
+        if "sample_rate" not in self.identity:
+            raise DataError(f"folder '{folder}': found encoded documents, allowed: prepared ones, not yet tokenised")
 
     def __getitem__(self, index: int) -> Document:
         return unpack_document(self.record(index))
@@ -188,5 +188,5 @@ def _write_shard(path: Path, records: Sequence[bytes]) -> None:
         writer.close()
     except RuntimeError as error:  # a full disk, a folder that is not writable
         temporary.unlink(missing_ok=True)
-        raise DataError(f"{path}: could not be written ({str(error).partition(';')[0]})") from None
+        raise unwritable(path, OSError(str(error).partition(";")[0])) from None
     os.replace(temporary, path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +19,7 @@ from ernie5_jax.evaluation import judge_networks as networks
 from ernie5_jax.evaluation.errors import EvaluationError
 from ernie5_jax.evaluation.media_sets import collect
 from ernie5_jax.evaluation.speech_features import HOP_SECONDS, MELS, log_mel
+from ernie5_jax.files import write_arrays
 from ernie5_jax.sequence.types import Document
 
 Label = int | str
@@ -70,12 +70,8 @@ class Judge:
     def save(self, path: Path) -> None:
         """Writes one `.npz`, atomically."""
         description = {"kind": self.kind, "labels": self.labels, "shape": self.shape, "sample_rate": self.sample_rate}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with open(temporary, "wb") as file:
-            arrays: dict[str, Any] = {name: np.asarray(value) for name, value in self.params.items()}
-            np.savez(file, description=np.array(json.dumps(description)), **arrays)
-        os.replace(temporary, path)
+        arrays = {name: np.asarray(value) for name, value in self.params.items()}
+        write_arrays(path, {"description": np.array(json.dumps(description)), **arrays})
 
     @classmethod
     def load(cls, path: Path) -> Judge:

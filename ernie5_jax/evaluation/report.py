@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from markupsafe import Markup
 from ernie5_jax.evaluation import charts, media
 from ernie5_jax.evaluation.captions import DIGIT_WORDS
 from ernie5_jax.evaluation.results import Example, Results
+from ernie5_jax.files import write_file
 
 SCORE_NAMES = {
     "image_caption_accuracy": ("Read a picture", "picture in, digit named in the caption"),
@@ -88,12 +88,8 @@ def build_report(
 
 
 def write_report(path: Path, *args: Any, **kwargs: Any) -> None:
-    """Writes `build_report(...)` to `path` under a temporary name first."""
-    page = build_report(*args, **kwargs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, path)
+    """Writes `build_report(...)` to `path`."""
+    write_file(path, build_report(*args, **kwargs))
 
 
 def _scores(results: Results) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ernie5_jax import files
 from ernie5_jax.evaluation.errors import EvaluationError
 from ernie5_jax.evaluation.scores import Score
 
@@ -74,15 +74,12 @@ class Results:
 
     def save(self, folder: Path) -> None:
         """Writes `examples.npz` and then `results.json`, each atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
         described = [
             {f: getattr(e, f) for f in ("section", "modality", "caption", "answer", "right")} for e in self.examples
         ]
         arrays: dict[str, Any] = {f"value{i}": example.value for i, example in enumerate(self.examples)}
-        temporary = folder / f".examples.{os.getpid()}.tmp"
-        with open(temporary, "wb") as file:
-            np.savez_compressed(file, description=np.array(json.dumps(described)), **arrays)
-        os.replace(temporary, folder / "examples.npz")
+        arrays["description"] = np.array(json.dumps(described))
+        files.write_arrays(folder / "examples.npz", arrays, compress=True)
         write_json(folder / "results.json", self.to_json())
 
     @classmethod
@@ -106,11 +103,8 @@ class Results:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON under a temporary name, then renames it; numbers that are not finite become null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """`files.write_json`; numbers that are not finite become null."""
+    files.write_json(path, _plain(content), indent=2, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

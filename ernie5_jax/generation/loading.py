@@ -13,6 +13,8 @@ from ernie5_jax.data import Tokenizers, load_tokenizers
 from ernie5_jax.generation.engine import Engine, Request, Result
 from ernie5_jax.model import ElasticMask, Params
 from ernie5_jax.sequence import Document, Modality
+from ernie5_jax.training.identity import check_tokenizers
+from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.restore import load_run
 
 
@@ -70,10 +72,11 @@ def load(path: str | Path, *, mask: ElasticMask | None = None) -> LoadedModel:
       mask: Submodel to run; None is the full model.
 
     Raises:
-      CheckpointError: Nothing there, or not readable.
+      CheckpointError: Nothing there, not readable, or with other tokenizers than it was trained with.
     """
     run = load_run(path)
     tokenizers = load_tokenizers(run.tokenizers)
+    check_tokenizers(find_checkpoint(path), tokenizers.fingerprints())
     engine = Engine(
         run.config.model,
         run.params,

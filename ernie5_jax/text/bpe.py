@@ -15,6 +15,7 @@ import tokenizers
 from ernie5_jax.config import ConfigError, TextTokenizerConfig
 from ernie5_jax.config.base import from_mapping, to_plain
 from ernie5_jax.errors import UserError
+from ernie5_jax.files import write_json
 from ernie5_jax.text import pretokenize
 from ernie5_jax.text.dropout import Drops, Gaps
 from ernie5_jax.text.merging import Rules, merge
@@ -194,21 +195,13 @@ class BpeTokenizer:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the tokenizer into `folder`: under a temporary name first, so that no half file ever has the real one.
+        """Writes the tokenizer into `folder`, whole or not at all.
 
         Raises:
-          TextTokenizerError: The file cannot be written.
+          FileError: The file cannot be written.
         """
-        path = Path(folder) / _FILE
         content = {"format": _FORMAT, "fingerprint": self.fingerprint(), "config": to_plain(self.config)}
-        temporary = path.with_name(f".{_FILE}.{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({**content, "merges": self.merges}))
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise TextTokenizerError(f"text tokenizer '{path}': cannot be written: {error.strerror}") from error
+        write_json(Path(folder) / _FILE, {**content, "merges": self.merges})
 
 
 def load_text_tokenizer(folder: str | os.PathLike[str]) -> BpeTokenizer:

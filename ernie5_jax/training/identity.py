@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,21 @@ def check_resumable(workdir: Path, config: ExperimentConfig) -> None:
             f"checkpoint '{file}': cannot be read ({error}), allowed: an intact config.json"
         ) from None
     check_identity(saved, config)
+
+
+def check_tokenizers(checkpoint: Path, fingerprints: Mapping[str, str]) -> None:
+    """Raises a `CheckpointError` unless the step folder `checkpoint` was trained on codes of these tokenizers."""
+    file = checkpoint / "files" / "run.json"
+    try:
+        trained: dict[str, str] = json.loads(file.read_text()).get("tokenizers", {})
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"checkpoint '{file}': cannot be read ({error}), allowed: an intact run.json") from None
+    for name, found in fingerprints.items():
+        if found != trained.get(name, found):
+            raise CheckpointError(
+                f"checkpoint '{checkpoint}': found another {name} tokenizer ({found}), "
+                f"allowed: the one it was trained with ({trained[name]})"
+            )
 
 
 def _get(tree: Any, key: str) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ernie5_jax.config import ExperimentConfig, to_plain
+from ernie5_jax.files import make_folder, write_arrays
 from ernie5_jax.parallel import DATA_AXIS, make_mesh, path_name, preset
 from ernie5_jax.sequence.types import Batch
 from ernie5_jax.training import accounting
@@ -56,8 +57,9 @@ def train(config: ExperimentConfig, workdir: Path, data: RunData, *, stop_at: in
     if stop_at is not None and stop_at < 1:
         raise TrainingError(f"argument stop_at: found {stop_at}, allowed: >= 1")
     check_resumable(workdir, config)
-    workdir.mkdir(parents=True, exist_ok=True)
-    files = {**data.files, "config.json": config_json(config), "run.json": json.dumps(_run_facts(config)).encode()}
+    make_folder(workdir)
+    facts = json.dumps(_run_facts(config, data)).encode()
+    files = {**data.files, "config.json": config_json(config), "run.json": facts}
     checkpoints = Checkpoints(workdir, config.training.keep_checkpoints, files)
     try:
         return _Run(config, workdir, data, checkpoints).run(stop_at)
@@ -219,14 +221,11 @@ def save_batch(path: Path, batch: Batch) -> None:
     arrays: dict[str, Any] = {
         path_name(where): np.asarray(leaf) for where, leaf in jax.tree_util.tree_leaves_with_path(batch)
     }
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)
-    os.replace(temporary, path)
+    write_arrays(path, arrays)
 
 
-def _run_facts(config: ExperimentConfig) -> dict[str, Any]:
-    """What the bitwise promise depends on."""
+def _run_facts(config: ExperimentConfig, data: RunData) -> dict[str, Any]:
+    """What the bitwise promise depends on, and whose codes the model reads."""
     import flax
     import orbax.checkpoint
 
@@ -239,4 +238,5 @@ def _run_facts(config: ExperimentConfig) -> dict[str, Any]:
         "flax": flax.__version__,
         "orbax": orbax.checkpoint.__version__,
         "numpy": np.__version__,
+        "tokenizers": data.tokenizers,
     }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from ernie5_jax.files import unwritable, write_file
 
 FILE = "metrics.jsonl"
 PROCESS_FIELDS = ("tokens_per_second", "step_seconds", "elapsed_seconds", "mfu", "compilations")
@@ -36,9 +37,7 @@ class MetricsLog:
     def __init__(self, workdir: Path, step: int, tensorboard: bool):
         path = Path(workdir) / FILE
         kept = [record for record in read_metrics(workdir) if record["step"] <= step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, path)
+        write_file(path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = path.open("a")
         self._board = None
         if tensorboard:
@@ -48,8 +47,11 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends `record`, which has a "step"; it is on disk (of this machine) when the call returns."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(self._file.name, error) from None
         if self._board is None:
             return
         for name, value in record.items():

@@ -32,10 +32,11 @@ from ernie5_jax.data import (
     prepare_encoded,
     unique_media,
 )
+from ernie5_jax.files import write_file
 from ernie5_jax.parallel import make_mesh, preset
 from ernie5_jax.sequence import Batch, stack
 from ernie5_jax.training.errors import CheckpointError
-from ernie5_jax.training.identity import check_resumable
+from ernie5_jax.training.identity import check_resumable, check_tokenizers
 from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.run_data import RunData, files_below
 from ernie5_jax.training.step import TrainProgram
@@ -88,6 +89,8 @@ def prepare_run(
             _tokenizer(modality, config, workdir / "tokenizers" / modality, documents["train"], bars)
     with stage(STAGES[-1]):
         tokenizers = load_tokenizers(workdir / "tokenizers")
+        if newest:
+            check_tokenizers(find_checkpoint(workdir), tokenizers.fingerprints())
         encoded = {
             split: prepare_encoded(config, folder, split, shards, tokenizers, progress=bars)
             for split, shards in documents.items()
@@ -102,6 +105,7 @@ def prepare_run(
         batches=batches,
         held_out=None if held_out is None else functools.partial(_spread, held_out, config),
         files=files_below(workdir / "tokenizers", "tokenizers"),
+        tokenizers=tokenizers.fingerprints(),
         program=program,
     )
 
@@ -159,7 +163,7 @@ def _tokenizer(
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     trained.save(temporary)
-    (temporary / _RECIPE).write_text(text)
+    write_file(temporary / _RECIPE, text)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
 

@@ -19,12 +19,14 @@ class RunData:
       batches: From a step number to the batches of that and all later steps; batch i must be a pure function of i.
       held_out: Batches for the held-out loss, or None.
       files: Tokenizers and whatever else belongs into every checkpoint, by relative path.
+      tokenizers: Their fingerprints by modality.
       program: A `step.TrainProgram` where it is compiled beside other work.
     """
 
     batches: Callable[[int], Iterator[Batch]]
     held_out: Callable[[], Iterable[Batch]] | None = None
     files: dict[str, bytes | Path] = dataclasses.field(default_factory=dict)
+    tokenizers: dict[str, str] = dataclasses.field(default_factory=dict)
     program: Future[Any] | None = None
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ernie5_jax.config import VisualTokenizerConfig, from_mapping, to_plain
+from ernie5_jax.files import write_arrays, write_json
 from ernie5_jax.vision.autoencoder import (
     Variables,
     centre,
@@ -131,19 +132,10 @@ class CausalVisualTokenizer:
         return digest.hexdigest()[:16]
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `config.json` and `arrays.npz`, each under a temporary name first."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{_ARRAYS_FILE}.{os.getpid()}"
-        try:
-            with open(temporary, "wb") as file:
-                np.savez(file, **_flatten(self.variables))
-            os.replace(temporary, folder / _ARRAYS_FILE)
-            content = {"kind": "visual", "fingerprint": self.fingerprint(), "config": to_plain(self.config)}
-            temporary.write_text(json.dumps(content, indent=2) + "\n")
-            os.replace(temporary, folder / _CONFIG_FILE)
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Writes `config.json` and `arrays.npz`, each whole or not at all."""
+        write_arrays(Path(folder) / _ARRAYS_FILE, _flatten(self.variables))
+        content = {"kind": "visual", "fingerprint": self.fingerprint(), "config": to_plain(self.config)}
+        write_json(Path(folder) / _CONFIG_FILE, content, indent=2)
 
     def _check_video(self, video: np.ndarray) -> np.ndarray:
         video, side = np.asarray(video), self.config.image_size

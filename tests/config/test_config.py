@@ -96,6 +96,14 @@ class FromMappingTest(parameterized.TestCase):
         ("data.task_weights", {"text": -1.0}, "data.task_weights.text"),
         ("loss.fixed_weights", {"smell": 1.0}, "loss.fixed_weights.smell"),
         ("generation.top_p", 0.0, "generation.top_p"),
+        ("generation.max_text_tokens", 0, "generation.max_text_tokens"),
+        ("visual.scales", (2, 4), "visual.scales"),
+        ("training.evaluate_rows", 0, "training.evaluate_rows"),
+        ("optimizer.learning_rate", float("nan"), "optimizer.learning_rate"),
+        ("optimizer.beta1", 1.0, "optimizer.beta1"),
+        ("optimizer.eps", 0.0, "optimizer.eps"),
+        ("model.dense_width", 0, "model.dense_width"),
+        ("audio.max_seconds", 0.0, "audio.max_seconds"),
     )
     def test_value_out_of_range_names_the_key(self, path, value, named):
         with self.assertRaisesRegex(ConfigError, rf"^config key '{named}': found .*, allowed: .+"):

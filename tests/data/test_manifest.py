@@ -31,6 +31,8 @@ class ManifestTest(absltest.TestCase):
         self.samples = (np.round(np.random.default_rng(1).uniform(-1, 1, 100) * 32767) / 32768).astype(np.float32)
         soundfile.write(self.folder / "good.wav", self.samples, 1000)
         (self.folder / "cut.wav").write_bytes((self.folder / "good.wav").read_bytes()[:100])
+        np.save(self.folder / "words.npy", np.array(["a", "b"]))
+        np.savez(self.folder / "two.npz", a=np.zeros(1), b=np.zeros(1))
         with wave.open(str(self.folder / "empty.wav"), "wb") as file:
             file.setparams((1, 2, 1000, 0, "NONE", ""))
         for frames in (5, 6, 97):
@@ -68,6 +70,15 @@ class ManifestTest(absltest.TestCase):
                 r"document: .*needs 129 positions, .*sequence\.length' = 96",
             ),
             (spans({"text": {"ids": [-1], "num_bytes": 1}}), "allowed: ids"),
+            (spans({"text": {"ids": [3], "num_bytes": 1}}), r"allowed: ids \(a list of integers > 9\)"),
+            (spans({"text": {"ids": [2**40], "num_bytes": 1}}), "allowed: ids"),
+            (spans({"image": {"bits": "words.npy"}, "role": "generate"}), "words.npy': found <U1, allowed: one array"),
+            (spans({"image": {"bits": "two.npz"}, "role": "generate"}), "two.npz': found an .npz file"),
+            (spans({"image": {"bits": "good.png"}, "role": "generate"}), "good.png': found .*, allowed: an .npy file"),
+            (spans({"image": "a\0b.png", "role": "generate"}), "embedded null byte"),
+            (spans({"image": ".", "role": "generate"}), "found no readable file .*, allowed: an existing file"),
+            ("[" * 100_000, "line: found text that is not JSON"),
+            (spans({"text": "a"}, meta={"task": 3}), "meta task: found 3, allowed: a string"),
         ]
         path = self.write(*(line for line, _ in cases))
         with self.assertRaises(ManifestError) as caught:

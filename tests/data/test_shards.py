@@ -1,5 +1,6 @@
 """Shards of documents and of encoded documents: resumable, atomic, exact, and never cut."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from absl.testing import absltest, parameterized
 from ernie5_jax import data
 from ernie5_jax.data import DataError
 from ernie5_jax.data.encoding import Tokenizers, encode_documents, split_text
+from ernie5_jax.files import FileError
 from ernie5_jax.sequence import Document, EncodedText, Span, document_size
 from ernie5_jax.testing import (
     DummyAudioTokenizer,
@@ -106,6 +108,46 @@ class ShardsTest(parameterized.TestCase):
         next(self.folder.glob("*.array_record")).unlink()
         with self.assertRaisesRegex(DataError, "some are missing"):
             data.read_shards(self.folder)
+
+    @parameterized.parameters("{", "[1]", '{"complete": true}')
+    def test_damaged_state_is_as_none(self, text):
+        write(random_documents(2), self.folder)
+        (self.folder / "state.json").write_text(text)
+        with self.assertRaisesRegex(DataError, "no prepared data"):
+            data.read_shards(self.folder)
+        self.assertLen(write(random_documents(2), self.folder), 2)
+
+    def test_full_disk_is_one_line_and_leaves_nothing_half_written(self):
+        rng = np.random.default_rng(0)
+        noise = [Document((Span("image", "generate", rng.integers(0, 256, (64, 64, 3), np.uint8)),), {})] * 20
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        with self.assertRaisesRegex(FileError, r"^'[^\n]*records-00000[^\n]*cannot be written[^\n]*allowed: [^\n]*$"):
+            write(noise, self.folder)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["state.json"])
+        with self.assertRaisesRegex(DataError, "not finished"):
+            data.read_shards(self.folder)
+        self.assertLen(write(noise, self.folder), 20)
+
+    def test_encoded_and_raw_folders_are_told_apart(self):
+        shards = write(random_documents(3), self.folder / "raw")
+        encode(shards, self.folder / "encoded")
+        with self.assertRaisesRegex(DataError, r"encoded': found encoded documents, allowed: prepared ones"):
+            data.read_shards(self.folder / "encoded")
+        with self.assertRaisesRegex(DataError, r"raw': found documents that are not tokenised"):
+            data.EncodedDocuments(self.folder / "raw")
+
+    @parameterized.parameters(None, b"", b"damaged")
+    def test_damaged_index_is_named(self, content):
+        encode(write(random_documents(3), self.folder / "raw"), self.folder / "encoded")
+        index = self.folder / "encoded" / "index.npz"
+        index.unlink()
+        if content is not None:
+            index.write_bytes(content)
+        with self.assertRaisesRegex(DataError, r"encoded': found a damaged index.npz"):
+            data.EncodedDocuments(self.folder / "encoded")
 
     def test_encoded_documents_are_those_of_the_tokenizers(self):
         documents = random_documents(20)

@@ -1,0 +1,44 @@
+"""Which checkpoints go with which tokenizers."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from absl.testing import absltest, parameterized
+
+from ernie5_jax.training import CheckpointError
+from ernie5_jax.training.identity import check_tokenizers
+
+
+class TokenizersTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.checkpoint = Path(folder.name) / "7"
+        (self.checkpoint / "files").mkdir(parents=True)
+
+    def write(self, text: str) -> None:
+        (self.checkpoint / "files" / "run.json").write_text(text)
+
+    def test_equal_ones_and_those_of_older_checkpoints_pass(self):
+        self.write(json.dumps({"tokenizers": {"text": "a", "audio": "b"}}))
+        check_tokenizers(self.checkpoint, {"text": "a", "audio": "b"})
+        self.write("{}")
+        check_tokenizers(self.checkpoint, {"text": "a"})
+
+    def test_another_one_is_named(self):
+        self.write(json.dumps({"tokenizers": {"text": "a", "audio": "b"}}))
+        with self.assertRaisesRegex(CheckpointError, r"7': found another audio tokenizer \(c\), allowed: .*\(b\)$"):
+            check_tokenizers(self.checkpoint, {"text": "a", "audio": "c"})
+
+    @parameterized.parameters(None, "{", "[]")
+    def test_damaged_facts_are_named(self, text):
+        if text is not None:
+            self.write(text)
+        with self.assertRaisesRegex(CheckpointError, r"run.json': cannot be read .*, allowed: an intact run.json"):
+            check_tokenizers(self.checkpoint, {"text": "a"})
+
+
+if __name__ == "__main__":
+    absltest.main()
