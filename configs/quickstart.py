@@ -8,14 +8,14 @@ def get_config():
     with config.unlocked():
         config.data.sources.digits = to_plain(SourceConfig(world="digits"))
         config.data.task_weights = {
-            "image_generation": 0.24,
-            "image_caption": 0.22,
-            "speech_generation": 0.19,
-            "speech_caption": 0.16,
-            "video_generation": 0.16,
-            "text": 0.03,
+            "image_generation": 0.18,
+            "image_caption": 0.27,
+            "speech_generation": 0.23,
+            "speech_caption": 0.13,
+            "video_generation": 0.15,
+            "text": 0.04,
         }
-    config.data.visual_corruption = 0.3
+    config.data.visual_corruption = 0.2
     config.data.audio_corruption = 0.1
     config.model.hidden_size = 128
     config.model.num_moe_layers = 7
@@ -34,15 +34,16 @@ def get_config():
     config.sequence.understand_inputs = 64
     config.sequence.audio_inputs = 64
     config.sequence.audio_targets = 64
-    config.training.steps = 620
+    config.sequence.audio_level_weights = (2.0, 1.0, 0.5, 0.5)  # the first levels decide what is understood
+    config.training.steps = 900
     config.training.batch_rows = 20
     config.training.log_every = 10
-    config.training.checkpoint_every = 200
+    config.training.checkpoint_every = 300
     config.optimizer.learning_rate = 2e-3
     config.optimizer.end_learning_rate = 2e-4
     config.optimizer.warmup_steps = 60
     config.optimizer.decay_fraction = 0.3
-    config.loss.fixed_weights = {"text": 2.0, "audio": 1.5}
+    config.loss.fixed_weights = {"text": 0.04, "audio": 1.5}
     config.parallel.data = 2
     config.generation.guidance = 1.5
     config.generation.audio_temperature = 0.5

@@ -1,5 +1,6 @@
 """Mesh, sharding rules and where expert computation runs."""
 
+from ernie5_jax.parallel.data import sum_over_devices
 from ernie5_jax.parallel.expert import DATA_AXIS, on_local_tokens
 from ernie5_jax.parallel.mesh import make_mesh
 from ernie5_jax.parallel.sharding import (
@@ -23,6 +24,7 @@ __all__ = [
     "on_local_tokens",
     "path_name",
     "preset",
+    "sum_over_devices",
     "tree_shardings",
     "use_rules",
 ]

@@ -21,10 +21,10 @@ def on_local_tokens(layer: Callable[..., jax.Array], num_token_args: int) -> Cal
       num_token_args: How many arguments are split over the data axis.
 
     Returns:
-      A function of the same arguments; `layer` itself when no mesh with a data axis is set.
+      A function of the same arguments; `layer` itself when no mesh with a data axis is set, or tokens are already
+      those of one device (inside `sum_over_devices`).
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if DATA_AXIS not in mesh.axis_names or mesh.shape[DATA_AXIS] == 1:
+    if data_devices() == 1:
         return layer
     tokens, whole = PartitionSpec(DATA_AXIS), PartitionSpec()
 
@@ -33,3 +33,9 @@ def on_local_tokens(layer: Callable[..., jax.Array], num_token_args: int) -> Cal
         return jax.shard_map(layer, in_specs=specs, out_specs=tokens, check_vma=False)(*args)
 
     return local
+
+
+def data_devices() -> int:
+    """Devices that rows are still to be divided over: 1 without a mesh, or where a `shard_map` divided them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[DATA_AXIS] if DATA_AXIS in set(mesh.axis_names) - set(mesh.manual_axes) else 1

@@ -63,7 +63,13 @@ class ShardingRules:
             axes.append(axis)
         return PartitionSpec(*axes)
 
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether any dimension of a parameter is split."""
+        return any(getattr(self, name) is not None for name in _NAMES - _ACTIVATIONS)
 
+
+_ACTIVATIONS = frozenset(("batch", "sequence", "hidden"))
 _NAMES = frozenset(field.name for field in dataclasses.fields(ShardingRules))
 
 PRESETS = {
@@ -95,8 +101,14 @@ def use_rules(rules: ShardingRules) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
+def current_rules() -> ShardingRules:
+    """The rules set by `use_rules`."""
+    return _CURRENT.get()
+
+
 def constrain(x: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
-    """Asks for the layout of an activation by logical names; the identity where no mesh is set.
+    """Asks for the layout of an activation by logical names; the identity where no mesh is set or its axes are
+    already divided by hand.
 
     Raises:
       ShardingError: As many names as dimensions are needed; see also `ShardingRules.spec`.
@@ -105,7 +117,7 @@ def constrain(x: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
         raise ShardingError(f"logical axes {names}: found {len(names)} names for rank {x.ndim}, allowed: {x.ndim}")
     spec = _CURRENT.get().spec(names)
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not set(spec) - {None} <= set(mesh.axis_names):
+    if mesh.empty or not set(spec) - {None} <= set(mesh.axis_names) - set(mesh.manual_axes):
         return x
     return jax.lax.with_sharding_constraint(x, spec)
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ernie5_jax.config import ConfigError, ExperimentConfig
 from ernie5_jax.elastic import step_masks
 from ernie5_jax.model import ElasticMask, make_apply
-from ernie5_jax.parallel import DATA_AXIS, ShardingRules, use_rules
+from ernie5_jax.parallel import DATA_AXIS, ShardingRules, sum_over_devices, use_rules
 from ernie5_jax.sequence import Batch, pack, stack
 from ernie5_jax.training import objective
 from ernie5_jax.training.metrics import diagnostic_sums, mask_sizes
@@ -32,6 +32,9 @@ from ernie5_jax.training.state import (
 
 Metrics = dict[str, Any]
 TrainStep = Callable[[TrainState, Batch, ElasticMask | None], tuple[TrainState, Metrics]]
+
+SMALL = 2**18
+"""Parameters of a model that is too small, on CPUs, for optimised machine code to pay for its compilation."""
 
 
 def split_micro_batches(batch: Batch, count: int) -> Batch:
@@ -68,27 +71,32 @@ def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> 
     apply = apply or make_apply(model)
     labels = decay_labels(axes)
 
-    def weighted_loss(params, state, micro, mask, scale):
+    def weighted_loss(params, router_bias, micro, mask, scale):
         params = cast_params(params, axes, config.training.precision)
-        output = apply(params, state["router_bias"], micro, mask)
+        output = apply(params, router_bias, micro, mask)
         sums = objective.loss_sums(output, micro)
         loss = sum((scale[name] * sums[name] for name in sums), jnp.zeros((), jnp.float32))
         return loss, {"loss": loss, "sums": sums, **diagnostic_sums(output, micro, model)}
+
+    def gradients(whole, rows):
+        """Sums over all micro-batches."""
+        params, router_bias, scale = whole
+        batch, masks = rows
+
+        def accumulate(micro):
+            return jax.grad(weighted_loss, has_aux=True)(params, router_bias, *micro, scale)
+
+        if batch.segment.shape[0] == 1:
+            return accumulate(_micro(batch, masks, 0))
+        return _scan_sum(accumulate, batch, masks)
 
     # The name appears in JAX's compile log; tokenizers have a train_step too.
     def unified_train_step(state: TrainState, batch: Batch, masks: ElasticMask | None) -> tuple[TrainState, Metrics]:
         z_tokens = objective.routed_tokens(batch, masks, model)
         weights = objective.modality_weights(state["loss_weight_ema"], config.loss)
         scale = objective.coefficients(weights, batch.denominators, z_tokens, config.loss, model.router.z_loss_weight)
-        gradient = jax.grad(weighted_loss, has_aux=True)
-
-        def accumulate(micro):
-            return gradient(state["params"], state, *micro, scale)
-
-        if batch.segment.shape[0] == 1:
-            grads, totals = accumulate(_micro(batch, masks, 0))
-        else:
-            grads, totals = _scan_sum(accumulate, batch, masks)
+        whole = (state["params"], state["router_bias"], scale)
+        grads, totals = sum_over_devices(gradients, _row_specs(batch, masks))(whole, (batch, masks))
         return _apply_gradients(state, batch, grads, totals, masks, weights, config, labels)
 
     return unified_train_step
@@ -147,12 +155,22 @@ def _apply_gradients(state, batch: Batch, grads, totals, masks, weights, config:
     return new, metrics
 
 
+def _row_specs(batch: Batch, masks: ElasticMask | None) -> tuple[Batch, Any]:
+    """Rows of every micro-batch over the data axis; a mask that all rows share goes everywhere."""
+    rows, whole = PartitionSpec(None, DATA_AXIS), PartitionSpec()
+    return _batch_tree(batch, rows, whole), jax.tree.map(lambda x: rows if x.shape[1] > 1 else whole, masks)
+
+
+def _batch_tree(batch: Batch, rows: Any, whole: Any) -> Batch:
+    """A tree like `batch` with `rows` in place of arrays that have rows and `whole` in place of the denominators."""
+    fields = {f.name: jax.tree.map(lambda _: rows, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+    return Batch(**{**fields, "denominators": jax.tree.map(lambda _: whole, batch.denominators)})
+
+
 def batch_shardings(mesh: Mesh, batch: Batch, *, micro_batches: bool = True) -> Batch:
     """Rows over the data axis (of every micro-batch, where these are the first axis), denominators everywhere."""
     spec = PartitionSpec(None, DATA_AXIS) if micro_batches else PartitionSpec(DATA_AXIS)
-    rows, whole = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec())
-    fields = {f.name: jax.tree.map(lambda _: rows, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
-    return Batch(**{**fields, "denominators": jax.tree.map(lambda _: whole, batch.denominators)})
+    return _batch_tree(batch, NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec()))
 
 
 def check_rows(config: ExperimentConfig, mesh: Mesh) -> None:
@@ -196,7 +214,9 @@ class TrainProgram:
         )
         with jax.set_mesh(mesh), use_rules(rules):
             state = sharded_abstract_state(config, mesh, rules)
-            self._program = jitted.lower(state, abstract_batch, masks_of_step(config, 0)).compile()
+            self._program = jitted.lower(state, abstract_batch, masks_of_step(config, 0)).compile(
+                compiler_options=_compiler_options(state["params"], mesh)
+            )
 
     def __call__(self, state: TrainState, batch: Batch, masks: ElasticMask | None) -> tuple[TrainState, Metrics]:
         return self._program(state, jax.device_put(batch, self._shardings), masks)
@@ -228,6 +248,13 @@ def _compilations() -> dict[str, int]:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return counter
+
+
+def _compiler_options(params: Any, mesh: Mesh) -> dict[str, int] | None:
+    """A function of model and platform alone, so that a resumed run runs the same program."""
+    small = sum(leaf.size for leaf in jax.tree.leaves(params)) < SMALL
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return {"xla_backend_optimization_level": 0} if small and on_cpu else None
 
 
 def masks_of_step(config: ExperimentConfig, step: int) -> ElasticMask | None:

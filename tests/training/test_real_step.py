@@ -5,7 +5,7 @@ import logging
 import chex
 import jax
 import numpy as np
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from ernie5_jax.config import ElasticSamplingConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from ernie5_jax.parallel import make_mesh, preset
@@ -46,12 +46,13 @@ class _CompileLog(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-class RealStepTest(chex.TestCase):
-    def test_eight_devices_equal_one(self):
+class RealStepTest(parameterized.TestCase):
+    @parameterized.parameters(("fsdp", 8), ("replicated", 1))
+    def test_eight_devices_equal_one(self, rules, parts):
         one, (metrics,), _ = run(1, "replicated", 1)
-        eight, (other,), _ = run(8, "fsdp", 1)
+        eight, (other,), _ = run(8, rules, 1)
         kernel = eight["params"]["backbone"]["moe"]["ffn"]["w_in"]
-        self.assertEqual(kernel.sharding.shard_shape(kernel.shape)[2], kernel.shape[2] // 8)
+        self.assertEqual(kernel.sharding.shard_shape(kernel.shape)[2], kernel.shape[2] // parts)
         np.testing.assert_allclose(other["loss"], metrics["loss"], rtol=1e-5)
         np.testing.assert_array_equal(other["counts"], metrics["counts"])
         # After the first step without clipping the first moment is 0.1 times the gradient.

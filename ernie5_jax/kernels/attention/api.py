@@ -6,8 +6,9 @@ import jax
 
 from ernie5_jax.kernels.attention.mask import attention_mask
 from ernie5_jax.kernels.attention.reference import dense_attention
+from ernie5_jax.kernels.attention.xla import xla_attention
 
-IMPLEMENTATIONS = ("dense",)
+IMPLEMENTATIONS = {"dense": dense_attention, "xla": xla_attention}
 
 
 def attention(
@@ -27,7 +28,7 @@ def attention(
 
     Args:
       q: [B, Sq, N, H]. k, v: [B, Sk, K, H].
-      implementation: Name of a backend; None picks by platform.
+      implementation: "xla" (also None) or "dense", the plain formula.
 
     Returns:
       [B, Sq, N, H], 0 in rows that may attend to nothing.
@@ -42,4 +43,4 @@ def attention(
     mask = attention_mask(
         q_rows=q_rows, k_rows=k_rows, bounds=bounds, q_segment=q_segment, k_segment=k_segment, causal=causal
     )
-    return dense_attention(q, k, v, mask)
+    return IMPLEMENTATIONS[implementation or "xla"](q, k, v, mask)

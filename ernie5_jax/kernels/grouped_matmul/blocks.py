@@ -39,6 +39,17 @@ def _put(a: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(a, rows, first, 0)
 
 
+def _combine(rows: jax.Array, index: jax.Array, live: jax.Array, weight: jax.Array) -> jax.Array:
+    """Sum over the ranks of weight * rows[index]: [P, D], [T, k] each -> [T, D].
+
+    One rank at a time: XLA fuses gathers into a sum of terms, but not into a reduction.
+    """
+    terms = [
+        jnp.where(live[:, r, None], weight[:, r, None] * rows[index[:, r]], 0) for r in range(index.shape[1])
+    ]
+    return functools.reduce(jnp.add, terms)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def block_moe(x, gates, expert_index, w_in, w_out, block: int = BLOCK):
     """See `moe_ffn`; `block` rows are multiplied at a time."""
@@ -70,8 +81,7 @@ def _forward(x, gates, expert_index, w_in, w_out, block):
     init = (jnp.zeros((pairs + block, width), x.dtype), jnp.zeros((pairs + block, hidden_width), x.dtype))
     out, hidden = lax.fori_loop(0, experts, expert, init)
     live = (inverse < start[experts]).reshape(tokens, k)
-    picked = jnp.where(live[..., None], out[inverse.reshape(tokens, k)], 0)
-    y = (jnp.where(live, gates, 0).astype(x.dtype)[..., None] * picked).sum(1)
+    y = _combine(out, inverse.reshape(tokens, k), live, gates.astype(x.dtype))
     return y, (x, gates, w_in, w_out, order, token, inverse, start, hidden, live)
 
 
@@ -124,7 +134,7 @@ def _backward(block, residuals, g):
     )
     dx, dgate, dw_in, dw_out = lax.fori_loop(0, experts, expert, init)
     back = inverse.reshape(tokens, k)
-    dx = jnp.where(live[..., None], dx[back], 0).sum(1)
+    dx = _combine(dx, back, live, jnp.ones_like(live, x.dtype))
     dgate = jnp.where(live, dgate[back], 0).astype(gates.dtype)
     return dx, dgate, None, dw_in, dw_out
 
