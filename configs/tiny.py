@@ -23,6 +23,7 @@ def get_config():
     config.text.vocab_size = 384
     config.model.vocab_size = 384
     config.visual.channels = (12, 16)
+    config.visual.res_blocks = 0
     config.visual.bits = 6
     config.model.visual_bits = 6
     config.model.vision_feature_dim = 16
@@ -30,6 +31,7 @@ def get_config():
     config.visual.training.batch_size = 8
     config.audio.bins = 32
     config.audio.hidden_size = 32
+    config.audio.num_blocks = 1
     config.audio.code_dim = 8
     config.model.audio_bins = 32
     config.audio.training.steps = 30
