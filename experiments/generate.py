@@ -45,9 +45,11 @@ def main(argv):
         raise UserError(f"flag --out: found {str(out)!r}, allowed for --to={to}: {' or '.join(ENDINGS[to])}")
 
     from ernie5_jax.generation import load
+    from ernie5_jax.training.restore import load_config
 
+    document = _document(load_config(_CHECKPOINT.value))  # bad input shows before anything large is read
     model = load(_CHECKPOINT.value)
-    results = model.generate(_document(model), to, seed=_SEED.value, samples=_SAMPLES.value, **_settings(to))
+    results = model.generate(document, to, seed=_SEED.value, samples=_SAMPLES.value, **_settings(to))
     for number, result in enumerate(results):
         if to == "text" and not _OUT.value:
             print(result.text)
@@ -67,11 +69,11 @@ def _settings(to: str) -> dict[str, float]:
     return settings
 
 
-def _document(model):
+def _document(config):
     from ernie5_jax.data import MediaFormat, read_audio, read_image, read_video
     from ernie5_jax.sequence import Document, Modality, Span
 
-    form = MediaFormat.of(model.config)
+    form = MediaFormat.of(config)
     readers: tuple[tuple[Modality, str | None, Callable], ...] = (
         ("image", _IMAGE.value, read_image),
         ("video", _VIDEO.value, read_video),

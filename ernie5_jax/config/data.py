@@ -13,6 +13,10 @@ class SelfCorrectionConfig:
 
     Per scale p ~ U(flip_min + frame_delta * y, flip_max + frame_delta * y), y = latent frame from 0; the first scale
     of a later frame draws its lower end from the last p of the frame before (error inheritance).
+
+    Attributes:
+      flip_min, flip_max: Ends of the interval in the first frame; flip_max = 0 switches flips off.
+      frame_delta: What every further frame adds to both.
     """
 
     flip_min: float = 0.0
@@ -35,6 +39,7 @@ class SequenceConfig:
       scale_weight_cap: Its cap.
       condition_dropout: Probability that every text token of the condition becomes `<null>`.
       audio_level_weights: Loss weight of each codec level; empty means 1 for all.
+      self_correction: Bit flips while training.
     """
 
     length: int = 128

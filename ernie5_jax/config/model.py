@@ -42,6 +42,24 @@ class ModelConfig:
     Layers run in the order dense, moe, codec. The number of codec layers is
     ceil(audio_levels / levels_per_codec_layer) (decisions section 5); the elastic mask
     runs over all of them in that order.
+
+    Attributes:
+      hidden_size: D.
+      num_dense_layers, num_moe_layers: Layers of the first two stacks.
+      levels_per_codec_layer: Codec levels read after each codec layer.
+      num_heads, num_kv_heads, head_dim: N, K, H of attention.
+      dense_width, expert_width, shared_expert_width: Inner widths of SwiGLU; shared_expert_width = 0 leaves it out.
+      router: Of every MoE layer.
+      rope_base, rope_pairing: Rotary positions: which channels turn together, and how fast.
+      norm_eps: Of RMSNorm.
+      init_scale: Standard deviation of initial weights.
+      tied_text_head: Whether the text head is the token table.
+      mtp_depth: Blocks of multi-token prediction.
+      vocab_size: Of the text tokenizer.
+      visual_bits, visual_scales, vision_feature_dim: C, number of scales and feature width of the visual tokenizer.
+      audio_levels, audio_bins: Q and codes per level of the audio tokenizer; audio_levels = 0 leaves sound out.
+      elastic: Whether layers run under `lax.cond` and top-k is traced; False builds the plain static program.
+      remat: Whether each layer is computed again in the backward pass.
     """
 
     hidden_size: int = 128
@@ -68,9 +86,7 @@ class ModelConfig:
     audio_levels: int = 4
     audio_bins: int = 128
     elastic: bool = True
-    """Whether layers run under `lax.cond` and top-k is traced; False builds the plain static program."""
     remat: bool = False
-    """Recompute each layer in the backward pass."""
 
     def __post_init__(self):
         for key in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "dense_width", "expert_width"):

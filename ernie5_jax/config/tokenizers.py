@@ -26,7 +26,15 @@ class TextTokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerTrainingConfig:
-    """How a neural tokenizer is trained by its own script."""
+    """How a neural tokenizer is trained by its own script.
+
+    Attributes:
+      steps, batch_size: Of AdamW.
+      learning_rate, warmup_steps: The largest one after a linear warm-up; a cosine decay follows.
+      weight_decay: Decoupled.
+      clip_norm: Global gradient norm.
+      log_every: Steps between calls of the log.
+    """
 
     steps: int = 500
     batch_size: int = 48
@@ -66,6 +74,7 @@ class VisualTokenizerConfig:
       l1_weight, l2_weight, gradient_weight: Reconstruction losses on pixels in [-1, 1]: mean absolute error, mean
         squared error and absolute error of the differences between neighbouring pixels.
       video_batch_size: Clips per training step beside `training.batch_size` pictures.
+      training: Steps, batch size, optimiser.
     """
 
     patch_size: int = 2
@@ -142,13 +151,18 @@ class AudioTokenizerConfig:
       levels: Q.
       bins: Codes per level.
       code_dim: Width of the quantised vectors.
+      hidden_size, num_blocks: Of encoder and decoder.
+      norm_eps: Large enough that silence does not blow up gradients.
       log_floor: Magnitude (of a full-scale sine: 1) that silence is raised to before the logarithm.
       kernel_size: Code frames that one convolution sees.
       quantize_after: Share of the training steps before the codebooks are initialised and the quantiser is switched on.
       quantizer_dropout: Share of training clips whose number of levels is drawn from U{1 ... levels}.
       ema_decay: Decay of codebook statistics.
       revive_threshold: A code used less than this share of the mean usage is replaced from the batch.
+      commit_weight: Of the commitment loss.
       griffin_lim_iterations, griffin_lim_momentum: Waveform reconstruction.
+      max_seconds: Training clips are padded or cut to this length; encoding accepts any length.
+      training: Steps, batch size, optimiser.
     """
 
     sample_rate: int = 8000
@@ -171,7 +185,6 @@ class AudioTokenizerConfig:
     griffin_lim_iterations: int = 40
     griffin_lim_momentum: float = 0.7
     max_seconds: float = 0.8
-    """Training clips are padded or cut to this length; encoding accepts any length."""
     training: TokenizerTrainingConfig = dataclasses.field(default_factory=TokenizerTrainingConfig)
 
     def __post_init__(self):

@@ -13,9 +13,13 @@ class OptimizerConfig:
     """AdamW with decoupled decay, clipping and a schedule (ERNIE 5.0 section 3.2).
 
     Attributes:
-      schedule: "wsd" = warm-up, constant, linear decay over the last `decay_fraction`; "cosine" = warm-up, cosine.
+      learning_rate: The largest one.
       end_learning_rate: Where the decay ends.
+      schedule: "wsd" = warm-up, constant, linear decay over the last `decay_fraction`; "cosine" = warm-up, cosine.
+      warmup_steps: Steps of linear warm-up.
       decay_fraction: Share of `training.steps` that "wsd" spends on its decay; 0 = constant to the end.
+      beta1, beta2, eps: Adam's.
+      weight_decay: Decoupled, on matrices only.
       clip_norm: Global gradient norm; 0 switches clipping off.
       ema_decay: Exponential moving average of the parameters; 0 switches it off.
     """

@@ -173,8 +173,10 @@ class Manifest:
         """A tokenised span."""
         if modality == "text":
             ids, num_bytes = value.get("ids"), value.get("num_bytes")
-            if set(value) != {"ids", "num_bytes"} or not isinstance(num_bytes, int) or not _are_ids(ids):
-                raise _Bad(what, f"found {_short(value)}, allowed: ids (a list of integers > {SEP}), num_bytes")
+            size = self._config.model.vocab_size
+            if set(value) != {"ids", "num_bytes"} or type(num_bytes) is not int or not _are_ids(ids, size):
+                allowed = f"ids (a list of integers {SEP + 1} ... {size - 1}), num_bytes"
+                raise _Bad(what, f"found {_short(value)}, allowed: {allowed}")
             return EncodedText(np.asarray(ids, np.int32), num_bytes)
         key = _only(list(value), what, _ARRAYS[modality])
         if key not in _ARRAYS[modality] or not isinstance(value[key], str):
@@ -188,6 +190,9 @@ class Manifest:
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
             found = getattr(array, "dtype", "an .npz file")
             raise _Bad(f"{what} '{value[key]}'", f"found {found}, allowed: one array of numbers")
+        wrong = _wrong_array(key, array, self._config)
+        if wrong:
+            raise _Bad(f"{what} '{value[key]}'", wrong)
         kind = EncodedAudio if modality == "audio" else EncodedVisual
         return kind(**{key: array.astype(_DTYPES[key])})
 
@@ -235,6 +240,9 @@ def _parse(line: bytes) -> dict[str, Any]:
     split = meta.get("split", "train")
     if split not in ("train", "test"):
         raise _Bad("meta split", f"found {_short(split)}, allowed: train, test")
+    texts = [isinstance(span, dict) and isinstance(span.get("text"), str) for span in plain["spans"]]
+    if meta.get("split_text", False) and texts != [True]:
+        raise _Bad("meta split_text", "found beside other spans, allowed: in a document of one text")
     if not isinstance(meta.get("task", ""), str):
         raise _Bad("meta task", f"found {_short(meta['task'])}, allowed: a string")
     return plain
@@ -246,8 +254,26 @@ def _only(keys: list[str], what: str, allowed: tuple[str, ...]) -> str:
     return keys[0]
 
 
-def _are_ids(ids: Any) -> bool:
-    return isinstance(ids, list) and len(ids) > 0 and all(type(i) is int and SEP < i < 2**31 for i in ids)
+def _are_ids(ids: Any, size: int) -> bool:
+    return isinstance(ids, list) and len(ids) > 0 and all(type(i) is int and SEP < i < size for i in ids)
+
+
+def _wrong_array(key: str, array: np.ndarray, config: ExperimentConfig) -> str:
+    """What is wrong with a tokenised span, "" where nothing is."""
+    visual, grid = config.visual, config.visual.scales[-1]
+    tail, highest = {
+        "codes": ((config.audio.levels,), config.audio.bins - 1),
+        "bits": ((sum(side * side for side in visual.scales), visual.bits), 1),
+        "latents": ((grid, grid, visual.bits), None),
+        "features": ((1, visual.feature_dim), None),
+    }[key]
+    axes = 5 if key == "features" else 1 + len(tail)  # features are [t, h, w, 1, D] with h, w of their own
+    if array.ndim != axes or array.shape[axes - len(tail) :] != tail or not array.size:
+        return f"found shape {list(array.shape)}, allowed: {axes} axes that end in {', '.join(map(str, tail))}, none 0"
+    low, high = array.min(), array.max()
+    if highest is None:
+        return "" if np.isfinite(low) and np.isfinite(high) else "found values that are not finite, allowed: numbers"
+    return "" if low >= 0 and high <= highest else f"found values {low} ... {high}, allowed: 0 ... {highest}"
 
 
 def _short(value: Any) -> str:

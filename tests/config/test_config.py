@@ -1,9 +1,11 @@
 """Strict conversion of experiment files into frozen configurations."""
 
 import dataclasses
+import re
 
 from absl.testing import absltest, parameterized
 
+from ernie5_jax import config as config_package
 from ernie5_jax.config import (
     IDENTITY_KEYS,
     AudioTokenizerConfig,
@@ -159,6 +161,17 @@ class ConfigDictTest(absltest.TestCase):
             node = config
             for part in path.split("."):
                 node = getattr(node, part)
+
+
+class DocstringTest(parameterized.TestCase):
+    @parameterized.parameters(
+        *(cls for cls in vars(config_package).values() if dataclasses.is_dataclass(cls) and cls is not ExperimentConfig)
+    )
+    def test_attributes_are_the_fields(self, cls):
+        _, _, listed = (cls.__doc__ or "").partition("Attributes:\n")
+        names = re.findall(r"^ {6}(\w[\w, \n]*):", listed, re.MULTILINE)
+        documented = [name.strip() for group in names for name in group.split(",")]
+        self.assertSameElements(documented, [field.name for field in dataclasses.fields(cls)])
 
 
 class DerivedValuesTest(absltest.TestCase):

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 from absl.testing import absltest, parameterized
+from scipy import signal
 
 from ernie5_jax.data import espeak
 
@@ -47,6 +48,11 @@ class EspeakTest(parameterized.TestCase):
         expected = np.sin(2 * np.pi * 1000 * np.arange(8000) / 8000)
         np.testing.assert_allclose(low[200:-200], expected[200:-200], atol=2e-3)
         self.assertLess(np.abs(high[200:-200]).max(), 2e-3)
+
+    def test_resampling_equals_the_library_default(self):
+        samples = np.random.default_rng(0).normal(size=999).astype(np.float32)
+        expected = signal.resample_poly(samples, 160, 441)
+        np.testing.assert_allclose(espeak.resample(samples, 22050, 8000), expected, atol=1e-6)
 
     def test_trimming_cuts_both_ends_only(self):
         samples = np.array([0, 1e-4, 0.5, 0, 0, -0.5, 1e-4, 0], np.float32)

@@ -32,6 +32,8 @@ class ManifestTest(absltest.TestCase):
         soundfile.write(self.folder / "good.wav", self.samples, 1000)
         (self.folder / "cut.wav").write_bytes((self.folder / "good.wav").read_bytes()[:100])
         np.save(self.folder / "words.npy", np.array(["a", "b"]))
+        np.save(self.folder / "ones.npy", np.ones(1))
+        np.save(self.folder / "high.npy", np.full((2, tiny_experiment_config().audio.levels), 99))
         np.savez(self.folder / "two.npz", a=np.zeros(1), b=np.zeros(1))
         with wave.open(str(self.folder / "empty.wav"), "wb") as file:
             file.setparams((1, 2, 1000, 0, "NONE", ""))
@@ -70,11 +72,18 @@ class ManifestTest(absltest.TestCase):
                 r"document: .*needs 129 positions, .*sequence\.length' = 96",
             ),
             (spans({"text": {"ids": [-1], "num_bytes": 1}}), "allowed: ids"),
-            (spans({"text": {"ids": [3], "num_bytes": 1}}), r"allowed: ids \(a list of integers > 9\)"),
+            (spans({"text": {"ids": [3], "num_bytes": 1}}), r"allowed: ids \(a list of integers 10 \.\.\. \d+\)"),
             (spans({"text": {"ids": [2**40], "num_bytes": 1}}), "allowed: ids"),
             (spans({"image": {"bits": "words.npy"}, "role": "generate"}), "words.npy': found <U1, allowed: one array"),
             (spans({"image": {"bits": "two.npz"}, "role": "generate"}), "two.npz': found an .npz file"),
-            (spans({"image": {"bits": "good.png"}, "role": "generate"}), "good.png': found .*, allowed: an .npy file"),
+            (spans({"image": {"bits": "good.png"}, "role": "generate"}), "good.png.: found .*, allowed: an .npy file"),
+            (spans({"image": {"bits": "ones.npy"}, "role": "generate"}), r"found shape \[1\], allowed: 3 axes that"),
+            (spans({"audio": {"codes": "high.npy"}, "role": "generate"}), r"found values 99 \.\.\. 99, allowed: 0"),
+            (
+                spans({"image": {"features": "ones.npy"}, "role": "understand"}),
+                r"found shape \[1\], allowed: 5 axes that end in 1, \d+, none 0",
+            ),
+            (spans({"image": "good.png", "role": "generate"}, meta={"split_text": True}), "in a document of one"),
             (spans({"image": "a\0b.png", "role": "generate"}), "embedded null byte"),
             (spans({"image": ".", "role": "generate"}), "found no readable file .*, allowed: an existing file"),
             ("[" * 100_000, "line: found text that is not JSON"),

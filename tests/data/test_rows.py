@@ -179,6 +179,25 @@ class RowsTest(parameterized.TestCase):
         self.assertGreater(len(set(lengths)), 3)
         chex.assert_trees_all_equal(found[7], data.RowSource(encoded, config, tokenizers)[7])
 
+    def test_corrupted_pictures_lose_a_bounded_share_of_their_cells(self):
+        sources = {"tiny": {"world": "tiny"}}
+        weights = {"image_caption": 1.0, "image_generation": 1.0}
+        clean = tiny_config(data={"sources": sources, "task_weights": weights})
+        noisy = tiny_config(data={"sources": sources, "task_weights": weights, "visual_corruption": 0.4})
+        encoded = prepared(self.folder, clean)
+        a, b = (data.RowSource(encoded, config, TOKENIZERS) for config in (clean, noisy))
+        lost = total = 0
+        for i in range(100):
+            before, after = a[i].inputs["understand"], b[i].inputs["understand"]
+            chex.assert_trees_all_equal(before.index, after.index)
+            used = before.index < clean.sequence.length
+            x, y = before.values["features"][used], after.values["features"][used]
+            zero, gone = ((z == 0).all((-1, -2)) for z in (x, y))
+            chex.assert_trees_all_equal(x[~gone], y[~gone])
+            lost += int((gone & ~zero).sum())
+            total += int((~zero).sum())
+        self.assertBetween(lost / total, 0.15, 0.25)  # mean of U(0, 0.4)
+
     def test_corrupted_codes_are_a_bounded_share_of_what_is_understood(self):
         sources = {"tiny": {"world": "tiny"}}
         weights = {"speech_caption": 1.0, "speech_generation": 1.0}

@@ -176,6 +176,22 @@ class DigitsTest(absltest.TestCase):
         self.assertEqual([i for i, _, _ in train + test], list(range(1797)))
         self.assertEqual(max(picture.max() for _, picture, _ in test), 255)
 
+    def test_jittered_pictures_stay_what_they_are(self):
+        from ernie5_jax.data.worlds import digits
+
+        _, picture, _ = next(digits.pictures("train"))
+        plain = drawing.resize(picture, drawing.CANVAS_SIZE).astype(float)
+        views = [drawing.jittered(picture, np.random.default_rng(i)).astype(float) for i in range(40)]
+        rows, columns = np.mgrid[:16, :16]
+        for view in views:
+            self.assertGreater(np.corrcoef(view.ravel(), plain.ravel())[0, 1], 0.5)
+            moved = [(view * grid).sum() / view.sum() - (plain * grid).sum() / plain.sum() for grid in (rows, columns)]
+            self.assertLess(np.abs(moved).max(), 2.0)
+        # Shifts have no preferred direction: the mean view is the picture, blurred.
+        mean = np.mean(views, 0)
+        self.assertLess(abs((mean * columns).sum() / mean.sum() - (plain * columns).sum() / plain.sum()), 0.4)
+        self.assertGreater(np.corrcoef(mean.ravel(), plain.ravel())[0, 1], 0.95)
+
     def test_voices_accents_and_variants_are_held_out(self):
         from ernie5_jax.data.worlds import digits
 

@@ -95,6 +95,41 @@ class AttentionTest(parameterized.TestCase):
                     expected[0, i, head] = score / score.sum() @ v[0, keys, head // groups]
         chex.assert_trees_all_close(out, expected.astype(np.float32), atol=1e-5)
 
+    @parameterized.product(groups=(1, 3), dtype=("float32", "float64", "bfloat16"), lengths=((7, 7), (3, 9)))
+    def test_backends_agree_in_values_and_gradients(self, groups, dtype, lengths):
+        """Random masks, some queries without any key, against the plain formula."""
+        with jax.enable_x64(dtype == "float64"):
+            rng = np.random.default_rng(groups)
+            queries, keys = lengths
+            q, weight = (jnp.asarray(rng.normal(size=(2, queries, 2 * groups, 4)), dtype) for _ in range(2))
+            k, v = (jnp.asarray(rng.normal(size=(2, keys, 2, 4)), dtype) for _ in range(2))
+            arguments = {
+                "bounds": jnp.asarray(rng.integers(0, queries + 1, (2, keys, 4)), jnp.int32),
+                "q_segment": jnp.asarray(rng.integers(0, 3, (2, queries)), jnp.int32),
+                "k_segment": jnp.asarray(rng.integers(0, 3, (2, keys)), jnp.int32),
+                "q_rows": jnp.broadcast_to(jnp.arange(queries, dtype=jnp.int32), (2, queries)),
+                "k_rows": jnp.broadcast_to(jnp.arange(keys, dtype=jnp.int32), (2, keys)),
+            }
+
+            def total(q, k, v, implementation):
+                out = attention(q, k, v, implementation=implementation, **arguments)
+                return (out * weight).sum().astype(jnp.float32 if dtype == "bfloat16" else dtype), out
+
+            results = {
+                name: jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, v, name) for name in ("dense", "xla")
+            }
+            self.assertGreater(int((results["dense"][0][1] == 0).all((-1, -2)).sum()), 0)
+            tolerance = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 0.05}[dtype]
+            chex.assert_trees_all_close(*results.values(), atol=tolerance, rtol=tolerance)
+
+    def test_unknown_backend(self):
+        x, rows = jnp.ones((1, 2, 1, 2)), jnp.zeros((1, 2), jnp.int32)
+        with self.assertRaisesRegex(ValueError, "implementation: found 'flash', allowed: None, dense, xla"):
+            attention(
+                x, x, x, bounds=jnp.zeros((1, 2, 2), jnp.int32), q_segment=rows, k_segment=rows, q_rows=rows,
+                k_rows=rows, implementation="flash",
+            )  # fmt: skip
+
     def test_fully_masked_rows_give_zero_and_finite_gradients(self):
         q = jnp.ones((1, 3, 2, 4))
         k = jnp.ones((1, 3, 1, 4))

@@ -58,6 +58,12 @@ class MoeFfnTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "'fast'.*dense, blocks"):
             moe_ffn(*_case(0, 3, 4, 2, 2, 1, 0.0), implementation="fast")
 
+    def test_too_many_pairs_for_one_sort_key_are_refused(self):
+        shapes = ((2**26, 2), (2**26, 1), (2**26, 1), (64, 2, 2), (64, 1, 2))
+        arguments = [jax.ShapeDtypeStruct(s, jnp.int32 if i == 2 else jnp.float32) for i, s in enumerate(shapes)]
+        with self.assertRaisesRegex(ValueError, "found 67108864 .* for 64 experts, allowed: at most 33038209"):
+            jax.eval_shape(lambda *a: moe_ffn(*a, implementation="blocks"), *arguments)
+
 
 if __name__ == "__main__":
     absltest.main()

@@ -23,6 +23,11 @@ def _sort_pairs(expert_index: jax.Array, experts: int):
     """Sorted order of the flat pairs, its inverse, and the first row of each expert ([E + 1])."""
     flat = expert_index.reshape(-1)
     pairs = flat.shape[0]
+    if (experts + 1) * pairs > 2**31:
+        raise ValueError(
+            f"expert_index: found {pairs} (token, rank) pairs for {experts} experts, allowed: "
+            f"at most {2**31 // (experts + 1)} on one device"
+        )
     # One integer sort: the pair's number rides in the low part of the key (stable for free).
     key = lax.sort(flat * pairs + jnp.arange(pairs, dtype=jnp.int32))
     order = key % pairs

@@ -1,0 +1,196 @@
+"""Every script from its command line, one after the other, with the smallest configuration: what they write opens."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absl.testing import absltest
+from PIL import Image
+
+from ernie5_jax.audio import load_audio_tokenizer
+from ernie5_jax.data import DocumentShards
+from ernie5_jax.text import load_text_tokenizer
+from ernie5_jax.vision import load_visual_tokenizer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+SMALL = """
+from configs import tiny
+
+
+def get_config():
+    config = tiny.get_config()
+    config.visual.training.steps = 2
+    config.audio.training.steps = 2
+    config.audio.griffin_lim_iterations = 2
+    config.training.steps = 4
+    config.training.progress = False
+    config.generation.max_text_tokens = 8
+    config.generation.max_audio_frames = 8
+    config.generation.video_frames = 5
+    config.evaluation.judge_steps = 2
+    config.evaluation.samples = 4
+    config.evaluation.videos = 2
+    return config
+"""
+
+MINE = """
+import small
+
+
+def get_config():
+    config = small.get_config()
+    with config.unlocked():
+        config.data.sources = {"mine": {"path": "prepared"}}
+    return config
+"""
+
+
+def write_manifest(folder: Path) -> None:
+    """`manifest.jsonl` of documents of every kind, and the files they name."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(6):
+        pictures = [Image.fromarray(rng.integers(0, 256, (20, 24, 3), np.uint8)) for _ in range(5)]
+        pictures[0].save(folder / f"{i}.png")
+        pictures[0].save(folder / f"{i}.gif", save_all=True, append_images=pictures[1:], duration=100)
+        with wave.open(str(folder / f"{i}.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes((rng.normal(size=6000) * 4000).astype("<i2").tobytes())
+        for modality, name in (("image", f"{i}.png"), ("video", f"{i}.gif"), ("audio", f"{i}.wav")):
+            caption, split = f"{modality} number {i}", {"split": "test" if i == 5 else "train"}
+            asked, medium = {"text": caption, "role": "understand"}, {modality: name, "role": "generate"}
+            lines.append({"spans": [asked, medium], "meta": split})
+            lines.append({"spans": [{**medium, "role": "understand"}, {"text": caption}], "meta": split})
+    lines.append({"spans": [{"text": "prose of many words " * 40}], "meta": {"split_text": True}})
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.slow
+class ScriptsTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        (self.folder / "small.py").write_text(SMALL)
+        (self.folder / "mine.py").write_text(MINE)
+        write_manifest(self.folder)
+
+    def call(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+        environment |= {
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{self.folder}",
+            "JAX_PLATFORMS": "cpu",
+            "ERNIE5_JAX_CACHE": str(REPOSITORY / ".cache" / "tests"),
+        }
+        command = [sys.executable, "-m", f"experiments.{script}", *arguments]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+
+    def run_script(self, script: str, *arguments: str) -> str:
+        result = self.call(script, *arguments)
+        self.assertEqual(result.returncode, 0, f"{script} {arguments}: {result.stderr[-2000:]}")
+        return result.stdout
+
+    def test_all(self):
+        with self.subTest("prepare_data"):
+            self.check_data()
+        with self.subTest("tokenizers"):
+            self.check_tokenizers()
+        with self.subTest("pretrain"):
+            self.check_training()
+        with self.subTest("generate"):
+            self.check_generation()
+        with self.subTest("evaluate"):
+            self.check_evaluation()
+        with self.subTest("another tokenizer"):
+            self.check_exchanged_tokenizer()
+        with self.subTest("quickstart and report"):
+            self.check_quickstart()
+
+    def check_data(self):
+        arguments = ("--config=mine.py", "--manifest=manifest.jsonl", "--out=prepared")
+        self.assertIn("37 documents, all good", self.run_script("prepare_data", *arguments, "--check_only"))
+        self.assertFalse((self.folder / "prepared").exists())
+        self.run_script("prepare_data", *arguments)
+        sizes = {split: len(DocumentShards(self.folder / "prepared" / split)) for split in ("train", "test")}
+        self.assertEqual(sizes, {"train": 31, "test": 6})
+
+    def check_tokenizers(self):
+        self.run_script("train_text_tokenizer", "--input=manifest.jsonl,small.py", "--vocab_size=370", "--out=tok/text")
+        tokenizer = load_text_tokenizer(self.folder / "tok" / "text")
+        self.assertEqual(tokenizer.decode(tokenizer.encode("image number 3")), "image number 3")
+        self.assertLess(len(tokenizer.encode("image number 3")), 14)
+        for modality in ("visual", "audio"):
+            arguments = ("--config=mine.py", "--input=prepared/train", f"--out=tok/{modality}")
+            self.run_script(f"train_{modality}_tokenizer", *arguments)
+        self.assertEqual(load_visual_tokenizer(self.folder / "tok" / "visual").config.training.steps, 2)
+        self.assertEqual(load_audio_tokenizer(self.folder / "tok" / "audio").config.training.steps, 2)
+
+    def check_training(self):
+        self.assertIn("abstract step", self.run_script("pretrain", "--config=mine.py", "--dry_run"))
+        self.assertIn("step 2 of 4", self.run_script("pretrain", "--config=mine.py", "--workdir=run", "--stop_at=2"))
+        self.assertIn("step 4 of 4", self.run_script("pretrain", "--config=mine.py", "--workdir=run"))
+        records = [json.loads(line) for line in (self.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([record["step"] for record in records], [1, 2, 3, 4])
+        for record in records:
+            fields = ("loss", "tokens_per_second", "compilations", "live_layers", "live_experts", "top_k")
+            self.assertEmpty(set(fields) - set(record))
+            self.assertGreater(record["loss"], 0)
+        self.assertTrue((self.folder / "run" / "checkpoints" / "4" / "files" / "config.json").is_file())
+
+    def check_generation(self):
+        arguments = ("--checkpoint=run", "--seed=1")
+        prompt = "--prompt=image number \U0001f600"
+        self.run_script("generate", *arguments, "--to=text", "--image=0.png", "--audio=0.wav", "--out=a.txt")
+        (self.folder / "a.txt").read_text(encoding="utf-8", errors="surrogatepass")
+        self.run_script("generate", *arguments, "--to=image", prompt, "--samples=2", "--guidance=1.5", "--out=a.png")
+        for name in ("a_0.png", "a_1.png"):
+            with Image.open(self.folder / name) as picture:
+                self.assertEqual((picture.format, picture.mode, picture.size), ("PNG", "RGB", (16, 16)))
+        self.run_script("generate", *arguments, "--to=video", prompt, "--video=0.gif", "--out=a.gif")
+        with Image.open(self.folder / "a.gif") as picture:
+            self.assertEqual((picture.format, picture.size), ("GIF", (16, 16)))
+        self.run_script("generate", *arguments, "--to=audio", prompt, "--out=new/a.wav")
+        with wave.open(str(self.folder / "new" / "a.wav")) as sound:
+            self.assertEqual((sound.getframerate(), sound.getnchannels(), sound.getsampwidth()), (8000, 1, 2))
+
+    def check_evaluation(self):
+        self.run_script("evaluate", "--checkpoint=run", "--manifest=manifest.jsonl", "--out=scores.json")
+        content = json.loads((self.folder / "scores.json").read_text())
+        self.assertEqual((content["step"], content["documents"]), (4, 37))
+        for name in ("text", "image", "video", "audio"):
+            self.assertGreater(content["losses"][f"loss_{name}"], 0)
+        tasks = ("image_caption_exact", "speech_caption_exact", "video_caption_exact")
+        self.assertSameElements(content["scores"], tasks)
+        self.assertEqual(content["scores"]["image_caption_exact"]["n"], 6)
+
+    def check_exchanged_tokenizer(self):
+        inside = self.folder / "run" / "checkpoints" / "4" / "files" / "tokenizers" / "text"
+        shutil.rmtree(inside)
+        shutil.copytree(self.folder / "tok" / "text", inside)
+        result = self.call("generate", "--checkpoint=run", "--out=never.txt")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stderr, r"^error: checkpoint '[^\n]*another text tokenizer[^\n]*allowed: [^\n]*\n$")
+        self.assertFalse((self.folder / "never.txt").exists())
+
+    def check_quickstart(self):
+        self.run_script("quickstart", "--config=small.py", "--workdir=quick")
+        summary = json.loads((self.folder / "quick" / "summary.json").read_text())
+        for name in ("image_caption_accuracy", "speech_generation_accuracy", "video_direction_accuracy"):
+            self.assertSameElements(summary[name], ("value", "n", "ceiling", "chance"))
+        page = (self.folder / "quick" / "report.html").read_text()
+        self.assertIn("<html", page)
+        self.run_script("report", "--workdir=quick", "--out=page.html", "--title=Another")
+        self.assertIn("Another", (self.folder / "page.html").read_text())
+
+
+if __name__ == "__main__":
+    absltest.main()
