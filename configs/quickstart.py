@@ -43,7 +43,7 @@ def get_config():
     config.optimizer.end_learning_rate = 2e-4
     config.optimizer.warmup_steps = 60
     config.optimizer.decay_fraction = 0.3
-    config.loss.fixed_weights = {"text": 0.04, "audio": 1.5}
+    config.loss.fixed_weights = {"text": 4.0, "audio": 1.5}
     config.parallel.data = 2
     config.generation.guidance = 1.5
     config.generation.audio_temperature = 0.5
