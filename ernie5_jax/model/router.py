@@ -83,4 +83,6 @@ class Router(nnx.Module):
     def __call__(self, x: jax.Array, bias: jax.Array, **limits: jax.Array | None) -> Routing:
         """x [B, S, D] -> `Routing`; `limits` as in `choose_experts`."""
         x = at_least_float32(x)
-        return choose_experts(x @ self.kernel[...].astype(x.dtype), bias, self.config, **limits)
+        # Accelerators round the factors of a default float32 product to fewer bits, which would move near ties.
+        logits = jnp.matmul(x, self.kernel[...].astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
+        return choose_experts(logits, bias, self.config, **limits)

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
+from flax import nnx
 
 from ernie5_jax.config import RouterConfig
 from ernie5_jax.model import choose_experts
+from ernie5_jax.model.router import Router
 
 
 def _choose(logits, bias, k, *, excluded=None, scoring: Any = "softmax", **limits):
@@ -62,6 +64,21 @@ class RouterTest(parameterized.TestCase):
         logits = jnp.asarray([[[2.0, 1, 0, -1]]])
         self.assertAlmostEqual(float(gate(logits)), 1 / (1 + np.exp(3)), places=6)
         self.assertGreater(float(jnp.abs(jax.grad(gate)(logits)).max()), 0.01)
+
+    def test_z_golden(self):
+        """z-loss is the mean of log_z^2; excluded experts are not in it."""
+        routing = _choose((2, 1, 0, -1), (0,) * 4, 2)
+        np.testing.assert_allclose(routing.log_z[0, 0], 2.440190, atol=1e-6)
+        np.testing.assert_allclose(routing.log_z[0, 0] ** 2, 5.954526, rtol=1e-6)
+        np.testing.assert_allclose(_choose((2, 1, 0, -1), (0,) * 4, 1, excluded=0).log_z[0, 0], 1.407606, atol=1e-6)
+        np.testing.assert_allclose(_choose((2, 1, 0, -1), (0,) * 4, 1, excluded=2).log_z[0, 0], 2.349012, atol=1e-6)
+
+    def test_scores_are_computed_in_full_float32(self):
+        router = Router(4, RouterConfig(num_experts=3, top_k=1), 0.5, nnx.Rngs(params=0))
+        program: Any = jax.make_jaxpr(lambda x: router(x, jnp.zeros(3)).probs)(jnp.ones((1, 2, 4), jnp.bfloat16))
+        (product,) = [e for e in program.jaxpr.eqns if e.primitive is jax.lax.dot_general_p]
+        self.assertEqual(product.outvars[0].aval.dtype, jnp.float32)
+        self.assertEqual(set(product.params["precision"]), {jax.lax.Precision.HIGHEST})
 
     def test_no_gradient_reaches_the_bias(self):
         def total(bias):
