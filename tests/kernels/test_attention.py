@@ -31,6 +31,12 @@ class MaskTest(parameterized.TestCase):
             False,
             146,
         ),
+        (
+            "nfsp_window_1_last_scale",
+            [[17, 0], [17, 1], [7, 2]] + [[12, 3]] * 4 + [[12, 7]] + [[17, 8]] * 4 + [[17, 12]] + [[17, 13]] * 4,
+            False,
+            136,
+        ),
     )
     def test_golden_number_of_allowed_pairs(self, bounds, causal, allowed):
         self.assertEqual(_mask(bounds, causal).sum(), allowed)
@@ -59,8 +65,9 @@ class MaskTest(parameterized.TestCase):
         np.testing.assert_array_equal(_mask(bounds, causal), expected)
 
     def test_wrong_bounds_are_named(self):
-        with self.assertRaisesRegex(ValueError, "n = 3"):
-            _mask([[1, 2, 3]], False)
+        for n, causal in ((3, False), (3, True), (1, False), (4, True)):
+            with self.assertRaisesRegex(ValueError, f"n = {n} with causal = {causal}"):
+                _mask([[1] * n], causal)
         with self.assertRaisesRegex(ValueError, "int32"):
             rows = jnp.zeros((1, 2), jnp.int32)
             attention_mask(

@@ -31,7 +31,16 @@ class UniRopeTest(parameterized.TestCase):
             expected[..., ::2], expected[..., 1::2] = turned.real, turned.imag
         else:
             expected = np.concatenate([turned.real, turned.imag], axis=-1)
-        chex.assert_trees_all_close(out, expected.astype(np.float32), atol=2e-6)
+        chex.assert_trees_all_close(out, expected.astype(np.float32), atol=2e-6)  # float32 sines of angles up to 11
+
+    @parameterized.parameters(1e4, 5e5, 1e6)
+    def test_degeneracy_in_the_precision_of_the_model(self, base):
+        """Components 1.3: t = h = w is 1-D interleaved RoPE, at any index of a long sequence (<= 1e-6)."""
+        length, width = 4096, 128
+        index = jnp.arange(length, dtype=jnp.float32)
+        cos, sin = uni_rope(jnp.broadcast_to(index[:, None], (length, 3)), width, base)
+        angle = index[:, None] * jnp.asarray(base ** (-np.arange(0, width, 2) / width), jnp.float32)
+        chex.assert_trees_all_close((cos, sin), (jnp.cos(angle), jnp.sin(angle)), rtol=0, atol=1e-6)
 
     def test_pairs_turn_with_their_own_axis(self):
         position = jnp.asarray([[[2.0, 3.0, 5.0]]])

@@ -207,6 +207,16 @@ class GoldenTablesTest(parameterized.TestCase):
         self.assertEqual({i: t for i, (t, w) in found.items() if w}, {i: _token_id(t) for i, t in weighted.items()})
         self.assertEqual({i for i, (_, w) in found.items() if not w}, unweighted)
 
+    @parameterized.parameters(2, 3, 7)
+    def test_a_run_of_t_tokens_has_t_minus_1_minus_d_targets(self, length):
+        ids = np.arange(100, 100 + length - 2, dtype=np.int32)
+        spans = (EncodedSpan("text", "generate", EncodedText(ids, 1)),) if length > 2 else ()
+        row = _layout(EncodedDocument(spans), mtp_depth=3)
+        self.assertEqual(row.length, length)  # BOS and EOS included
+        self.assertLen(row.targets["text"].index, length - 1)
+        for d, slots in enumerate(row.mtp, 1):
+            self.assertLen(slots.index, max(length - 1 - d, 0))
+
     def test_mtp_reads_only_text(self):
         row = _layout(A, mtp_depth=2)
         for d in (1, 2):

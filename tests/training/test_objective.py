@@ -93,6 +93,11 @@ class SumsTest(chex.TestCase):
         expected = (math.log(2) + math.log(4)) / 2
         self.assertAlmostEqual(float(objective.bit_cross_entropy(logits, bits)[0]), expected, places=6)
 
+    def test_losses_without_any_knowledge(self):
+        """Components 1.6.1: ln 2 = .693147 per bit; ln of the classes elsewhere."""
+        self.assertAlmostEqual(float(objective.bit_cross_entropy(jnp.zeros(12), jnp.ones(12, jnp.int8))), 0.693147, 6)
+        self.assertAlmostEqual(float(objective.cross_entropy(jnp.zeros(16), jnp.int32(3))), 2.772589, places=6)
+
     def test_denominators_are_the_weights(self):
         targets, below = self.batch.targets, self.batch.denominators
         self.assertAlmostEqual(float(below["audio"]), float(targets["audio"].weight.sum()), places=3)
@@ -106,6 +111,19 @@ class WeightsTest(chex.TestCase):
     def test_posterior_weights_bring_losses_to_the_text_loss(self):
         weights = objective.modality_weights(self.ema(text=3.0, image=0.6, video=0.01, audio=60.0), LossConfig())
         chex.assert_trees_all_close(weights, {"text": 1.0, "image": 5.0, "video": 10.0, "audio": 0.1}, rtol=1e-6)
+
+    def test_weighted_losses_become_equal(self):
+        """Components 1.2.5: losses (4.0, 0.69, 2.0), text first; the averages follow them within their lag."""
+        losses = {"text": 4.0, "image": 0.69, "video": 1.0, "audio": 2.0}
+        losses = {name: jnp.float32(value) for name, value in losses.items()}
+        present = {name: jnp.asarray(name != "video") for name in losses}
+        ema = self.ema(text=8.0, image=0.69, audio=0.5)
+        for _ in range(100):
+            ema = objective.update_ema(ema, losses, present, 0.9)
+        weights = objective.modality_weights(ema, LossConfig())
+        for name, weight in (("text", 1.0), ("image", 4.0 / 0.69), ("audio", 2.0)):
+            self.assertAlmostEqual(float(weights[name]), weight, delta=1e-3 * weight)
+            self.assertAlmostEqual(float(weights[name] * losses[name]), 4.0, delta=4e-3)
 
     def test_unseen_modalities_weigh_one(self):
         weights = objective.modality_weights(self.ema(image=0.6), LossConfig(fixed_weights={"audio": 0.5}))
