@@ -14,6 +14,7 @@ import functools
 import math
 import os
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -160,4 +161,5 @@ def _low_pass(up: int, down: int) -> np.ndarray:
     from scipy import signal
 
     largest = max(up, down)
-    return signal.firwin(20 * largest + 1, 1 / largest, window=("kaiser", 5.0))
+    window: Any = ("kaiser", 5.0)  # declared as a string only
+    return np.asarray(signal.firwin(20 * largest + 1, 1 / largest, window=window))

@@ -250,7 +250,7 @@ def _compilations() -> dict[str, int]:
     return counter
 
 
-def _compiler_options(params: Any, mesh: Mesh) -> dict[str, int] | None:
+def _compiler_options(params: Any, mesh: Mesh) -> Any:
     """A function of model and platform alone, so that a resumed run runs the same program."""
     small = sum(leaf.size for leaf in jax.tree.leaves(params)) < SMALL
     on_cpu = mesh.devices.flat[0].platform == "cpu"

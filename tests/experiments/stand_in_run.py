@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    options = dict(argument.lstrip("-").partition("=")[::2] for argument in sys.argv[1:])
+    options = {name: value for name, _, value in (a.lstrip("-").partition("=") for a in sys.argv[1:])}
     workdir, steps = Path(options["workdir"]), int(options["config.training.steps"])
     every, fault = int(options["config.training.checkpoint_every"]), os.environ.get("FAULT", "")
     folder, metrics = workdir / "checkpoints", workdir / "metrics.jsonl"

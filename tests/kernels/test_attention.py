@@ -1,5 +1,7 @@
 """Mask semantics (components 1.4) and dense attention against a naive loop."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -110,7 +112,7 @@ class AttentionTest(parameterized.TestCase):
             queries, keys = lengths
             q, weight = (jnp.asarray(rng.normal(size=(2, queries, 2 * groups, 4)), dtype) for _ in range(2))
             k, v = (jnp.asarray(rng.normal(size=(2, keys, 2, 4)), dtype) for _ in range(2))
-            arguments = {
+            arguments: dict[str, Any] = {
                 "bounds": jnp.asarray(rng.integers(0, queries + 1, (2, keys, 4)), jnp.int32),
                 "q_segment": jnp.asarray(rng.integers(0, 3, (2, queries)), jnp.int32),
                 "k_segment": jnp.asarray(rng.integers(0, 3, (2, keys)), jnp.int32),

@@ -146,8 +146,8 @@ class RandomModelTest(parameterized.TestCase):
         self.assertEqual(metrics["counts"].shape, (routed, model.router.num_experts))
 
 
-class _OtherModel:
-    """The tests of teacher forcing with the model of `changes`."""
+class _OtherModel(absltest.TestCase):
+    """Exchanges the model of the teacher-forcing tests for the one of `changes`; has no tests of its own."""
 
     changes: dict
 
@@ -156,7 +156,7 @@ class _OtherModel:
         fields = {"vocab_size": 360, "visual_scales": 3, "init_scale": 0.15, **self.changes}
         patch = mock.patch.object(forcing, "CONFIG", tiny_model_config(**fields))
         patch.start()
-        self.addCleanup(patch.stop)  # type: ignore[attr-defined]
+        self.addCleanup(patch.stop)
 
 
 @pytest.mark.slow
