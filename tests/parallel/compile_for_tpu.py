@@ -40,7 +40,7 @@ TOPOLOGY = "v5e:2x4"
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter")
 
 
-def compile_train_step(rules: str, precision: Literal[float32, bfloat16]):
+def compile_train_step(rules: str, precision: Literal["float32", "bfloat16"]):
     """The whole optimiser step of an elastic model with every part, two micro-batches."""
     config = small_experiment(
         # Wide enough that parameters, not the batch, decide the size of the arguments.
