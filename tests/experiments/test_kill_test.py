@@ -31,7 +31,7 @@ class StandInTest(parameterized.TestCase):
         ("metrics", r"step \d+, loss: [\d.e-]+, expected [\d.e-]+"),
         ("checkpoints", r"checkpoint \d+ was lost"),
         ("leftovers", r"left behind: .*checkpoints/\d+\.orbax-checkpoint-tmp"),
-        ("crash", r"the run had ended by itself with exit code 1"),
+        ("crash", r"the (run had ended by itself with exit code 1|last run failed)"),
     )
     def test_a_broken_promise_is_noticed(self, fault, message):
         result = self.run_stand_in(fault)

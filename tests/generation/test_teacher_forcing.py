@@ -116,6 +116,9 @@ class TeacherForcingTest(parameterized.TestCase):
             bits = full_batch.targets["visual"].values["bits"][i, part]
             np.testing.assert_array_equal(bits, np.asarray(trace.bits[i]).reshape(count, -1))
             self._check(trace.logits[i].reshape(count, -1), output.visual_logits[i, part])
+            sign = np.where(bits > 0, 1, -1)
+            log_probs = jax.nn.log_sigmoid(sign * output.visual_logits[i, part]).sum(-1)
+            chex.assert_trees_all_close(trace.log_probs[i].reshape(count), log_probs, atol=1e-4)
 
     def test_audio_across_codec_levels(self):
         documents, batch, rows, weights, cursor, keys = self._start("audio", "audio")
@@ -150,6 +153,11 @@ class TeacherForcingTest(parameterized.TestCase):
             part = _last(full_batch.targets["audio"], i, n + 1)
             expected = np.array(output.audio_logits[i, part])[: n + ended]
             found = np.array(trace.logits[i, : n + ended])
+            log_probs = np.array(jax.nn.log_softmax(jnp.asarray(expected).at[:, 1:, -1].set(-jnp.inf)))
+            codes = np.array(trace.codes[i, : n + ended])
+            log_probs = np.take_along_axis(log_probs, codes[..., None], -1)[..., 0]
+            log_probs[n:, 1:] = 0  # the end is one action
+            chex.assert_trees_all_close(trace.log_probs[i, : n + ended], log_probs, atol=1e-4)
             expected[:, 1:, -1] = found[:, 1:, -1] = 0  # EOA of later levels is masked out in generation
             self._check(found, expected)
 
@@ -176,6 +184,9 @@ class TeacherForcingTest(parameterized.TestCase):
             part = _last(full_batch.targets["text"], i, n + 1)
             found, expected = np.array(trace.logits[i, :n]), np.array(output.text_logits[i, part])[:n]
             self._check(np.where(np.isfinite(found), found, 0), np.where(np.isfinite(found), expected, 0))
+            log_probs = jax.nn.log_softmax(jnp.where(np.isfinite(found), expected, -jnp.inf))
+            log_probs = np.take_along_axis(np.array(log_probs), np.asarray(trace.token[i, :n, None]), -1)[:, 0]
+            chex.assert_trees_all_close(trace.log_probs[i, :n], log_probs, atol=1e-4)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,19 @@ class CheckpointTest(chex.TestCase):
             restore_state(self.workdir / "checkpoints" / "1", abstract({"w": jnp.ones((3, 3)), "b": jnp.ones(2)}))
 
 
+    def test_a_missing_router_bias_is_refused(self):
+        """Report 22; and what is there comes back exactly."""
+        checkpoints = Checkpoints(self.workdir, 2, {"config.json": b"{}"})
+        whole = {**STATE, "router_bias": jnp.asarray([[0.1, -0.3, 0.2]])}
+        for step, state in enumerate((STATE, whole), 1):
+            checkpoints.save(step, state)
+        checkpoints.wait()
+        checkpoints.close()
+        with self.assertRaises(CheckpointError):
+            restore_state(self.workdir / "checkpoints" / "1", abstract(whole))
+        chex.assert_trees_all_equal(restore_state(self.workdir / "checkpoints" / "2", abstract(whole)), whole)
+
+
 class FindTest(parameterized.TestCase):
     def test_every_way_to_name_one(self):
         with tempfile.TemporaryDirectory() as name:

@@ -28,6 +28,27 @@ class RouterBiasTest(chex.TestCase):
         bias = jnp.array([[0.3, -0.1]])
         np.testing.assert_array_equal(update_router_bias(bias, jnp.zeros((1, 2)), 1e-3), bias)
 
+    def test_recentring_keeps_the_mean_at_zero_and_the_selection(self):
+        """Report 23."""
+        random = np.random.default_rng(0)
+        bias, plain = jnp.zeros((3, 8)), np.zeros((3, 8))
+        for _ in range(50):
+            counts = random.integers(0, 9, (3, 8)).astype(np.float32)
+            bias = update_router_bias(bias, jnp.asarray(counts), 1e-2)
+            plain = plain + 1e-2 * np.sign(counts.mean(-1, keepdims=True) - counts)
+        np.testing.assert_allclose(bias.mean(-1), 0, atol=1e-7)
+        self.assertGreater(np.abs(plain.mean(-1)).max(), 1e-2)  # without it the mean drifts
+        scores = random.random((100, 3, 8))
+        np.testing.assert_array_equal((scores + np.asarray(bias)).argmax(-1), (scores + plain).argmax(-1))
+
+    def test_the_bias_is_no_parameter(self):
+        """Report 25: the optimiser never sees it."""
+        state = jax.eval_shape(lambda: init_state(small_experiment(MODEL)))
+        for tree in (state["params"], state["ema_params"], *state["opt_state"].values()):
+            for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+                self.assertNotIn("bias", jax.tree_util.keystr(path))
+        self.assertEqual(state["router_bias"].shape, (2, 8))
+
     def test_balanced_load_moves_nothing(self):
         np.testing.assert_array_equal(update_router_bias(jnp.zeros((1, 2)), jnp.full((1, 2), 5.0), 1e-3), [[0, 0]])
 

@@ -31,7 +31,7 @@ class BsqTest(parameterized.TestCase):
     def test_zero_is_minus(self):
         np.testing.assert_array_equal(bsq(jnp.zeros((4,))).bits, np.zeros(4))
 
-    @parameterized.parameters((4, 0.302347), (16, 0.379118), (32, 0.391717), (64, 0.397985))
+    @parameterized.parameters((4, 0.302347), (16, 0.379118), (32, 0.391717), (48, 0.395899), (64, 0.397985))
     def test_error_of_random_directions(self, width, expected):
         z = np.random.default_rng(0).normal(size=(40000, width))
         np.testing.assert_allclose(bsq(jnp.asarray(z)).commit * width, expected, rtol=6e-3)

@@ -68,6 +68,23 @@ class CausalTest(parameterized.TestCase):
             start += frames
         self.assertLessEqual(np.abs(np.concatenate(parts, 1) - whole).max(), 1)  # rounding to uint8
 
+    def test_a_clip_alone_is_not_the_rest_of_a_video(self):
+        """Report 19: a clip that is encoded on its own begins with another latent than inside its video."""
+        video = _video(1, 9)
+        whole, alone = self.tokenizer.encode(video)[0], self.tokenizer.encode(video[:, 4:])[0]
+        self.assertGreater(np.abs(whole[:, 1] - alone[:, 0]).max(), 1e-2)
+
+    def test_states_of_encoder_and_decoder_are_apart_and_never_changed(self):
+        """Reports 17 and 18."""
+        video, quantized = _video(1, 5), np.zeros((1, 2, 2, 2, 6), np.float32)
+        *_, past = self.tokenizer.encode_chunk(video[:, :1], None)
+        before = jax.tree.map(np.array, past)
+        first = self.tokenizer.encode_chunk(video[:, 1:], past)[0]
+        _, decoding = self.tokenizer.decode_chunk(quantized[:, :1], None)
+        self.tokenizer.decode_chunk(quantized[:, 1:], decoding)
+        chex.assert_trees_all_equal(past, before)
+        np.testing.assert_array_equal(self.tokenizer.encode_chunk(video[:, 1:], past)[0], first)
+
     def test_a_picture_is_the_first_frame_of_a_video(self):
         video = _video(3, 9)
         np.testing.assert_allclose(

@@ -23,22 +23,22 @@ from ernie5_jax.data import media
 from ernie5_jax.data.worlds import drawing, prose
 
 HELD_OUT_PICTURES = 359
-JITTERED_VIEWS = 4
+JITTERED_VIEWS = 3
 SAMPLE_RATE = 8000
 TRAIN_ACCENTS = {"en": "british", "en-us": "american", "en-029": "caribbean"}
 TEST_ACCENTS = {"en-gb-scotland": "scottish", "en-gb-x-rp": "posh"}
 TRAIN_VARIANTS = ("f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4", "m5", "m8")
 TEST_VARIANTS = ("f5", "m6", "m7")
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
-TAKES = {"train": 6, "test": 6, "takes": 1}
-"""Per voice and digit: 1,800, 360 and 300 clips."""
+TAKES = {"train": 12, "test": 6, "takes": 1}
+"""Per voice and digit: 3,600, 360 and 300 clips."""
 _FEATURES = tfds.features
 
 
 class DigitsWorld(tfds.core.GeneratorBasedBuilder):
     """Digits written, moving and spoken, and prose."""
 
-    VERSION = tfds.core.Version("1.0.0")
+    VERSION = tfds.core.Version("1.1.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=name, description=f"{name} of the digits world")
         for name in ("handwriting", "jittered", "motion", "speech", "prose")
