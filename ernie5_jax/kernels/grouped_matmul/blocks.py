@@ -1,14 +1,16 @@
-"""Portable dropless mixture of experts: sorted rows, a loop over the blocks in use, an own backward.
+"""Portable dropless mixture of experts: sorted rows, loops over the blocks in use, an own backward.
 
-(token, rank) pairs are sorted by expert. Experts are visited in turn, each over as many blocks of rows as it has
-tokens, so the time follows the live pairs: dropped ranks (expert index E) sort to the end and are never touched.
+(token, rank) pairs are sorted by expert. Every product visits the experts in turn, each over as many blocks of rows as
+it has tokens, so the time follows the live pairs: dropped ranks (expert index E) sort to the end and are never touched.
 A block may run over into the rows of the next expert; those are rewritten when that expert's turn comes, which keeps
-the order compact (no padding between experts).
+the order compact (no padding between experts). Between the products everything is done for all rows at once.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +42,38 @@ def _rows(a: jax.Array, first: jax.Array, count: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(a, first, count, 0)
 
 
-def _put(a: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(a, rows, first, 0)
+def _visit_blocks(start: jax.Array, block: int, visit: Callable[..., Any], init: Any) -> Any:
+    """Carry of `visit(expert, first row of a block, last row of the expert + 1, carry)` over all blocks in use."""
+
+    def expert(e, carry):
+        first, last = start[e], start[e + 1]
+        blocks = (last - first + block - 1) // block
+        return lax.fori_loop(0, blocks, lambda i, c: visit(e, first + i * block, last, c), carry)
+
+    return lax.fori_loop(0, start.shape[0] - 1, expert, init)
+
+
+def _dot(rows: jax.Array, weights: jax.Array, start: jax.Array, block: int) -> jax.Array:
+    """Every row times its expert's matrix: [P, I], [E, I, O] -> [P, O]; rows past `start[E]` hold anything."""
+
+    def visit(e, row, last, out):
+        del last
+        product = _rows(rows, row, block) @ lax.dynamic_index_in_dim(weights, e, 0, False)
+        return lax.dynamic_update_slice_in_dim(out, product, row, 0)
+
+    return _visit_blocks(start, block, visit, jnp.zeros((rows.shape[0], weights.shape[2]), rows.dtype))
+
+
+def _outer(a: jax.Array, b: jax.Array, start: jax.Array, block: int) -> jax.Array:
+    """Sum of a's rows times b's rows by expert: [P, I], [P, O] -> [E, I, O]."""
+    lane = jnp.arange(block)
+
+    def visit(e, row, last, out):
+        own = jnp.where((row + lane < last)[:, None], _rows(a, row, block), 0)
+        total = lax.dynamic_index_in_dim(out, e, 0, False) + own.T @ _rows(b, row, block)
+        return lax.dynamic_update_index_in_dim(out, total, e, 0)
+
+    return _visit_blocks(start, block, visit, jnp.zeros((start.shape[0] - 1, a.shape[1], b.shape[1]), a.dtype))
 
 
 def _combine(rows: jax.Array, index: jax.Array, live: jax.Array, weight: jax.Array) -> jax.Array:
@@ -62,86 +94,33 @@ def block_moe(x, gates, expert_index, w_in, w_out, block: int = BLOCK):
 
 
 def _forward(x, gates, expert_index, w_in, w_out, block):
-    tokens, width = x.shape
-    k = expert_index.shape[1]
-    experts, _, hidden_width = w_in.shape
-    pairs = tokens * k
+    tokens, k = expert_index.shape
+    experts = w_in.shape[0]
     order, inverse, start = _sort_pairs(expert_index.astype(jnp.int32), experts)
-    order = jnp.concatenate([order, jnp.zeros(block, jnp.int32)])
-    token = order // k
-
-    def expert(e, carry):
-        first, last = start[e], start[e + 1]
-        w_in_e = lax.dynamic_index_in_dim(w_in, e, 0, False)
-        w_out_e = lax.dynamic_index_in_dim(w_out, e, 0, False)
-
-        def one_block(i, carry):
-            out, hidden = carry
-            row = first + i * block
-            h = x[_rows(token, row, block)] @ w_in_e
-            return _put(out, swiglu(h) @ w_out_e, row), _put(hidden, h, row)
-
-        return lax.fori_loop(0, (last - first + block - 1) // block, one_block, carry)
-
-    init = (jnp.zeros((pairs + block, width), x.dtype), jnp.zeros((pairs + block, hidden_width), x.dtype))
-    out, hidden = lax.fori_loop(0, experts, expert, init)
-    live = (inverse < start[experts]).reshape(tokens, k)
-    y = _combine(out, inverse.reshape(tokens, k), live, gates.astype(x.dtype))
-    return y, (x, gates, w_in, w_out, order, token, inverse, start, hidden, live)
+    order = jnp.concatenate([order, jnp.zeros(block, jnp.int32)])  # room for the last block
+    hidden = _dot(x[order // k], w_in, start, block)
+    out = _dot(swiglu(hidden), w_out, start, block)
+    inverse = inverse.reshape(tokens, k)
+    live = inverse < start[experts]
+    y = _combine(out, inverse, live, gates.astype(x.dtype))
+    return y, (x, gates, w_in, w_out, order, inverse, start, hidden, live)
 
 
 def _backward(block, residuals, g):
-    x, gates, w_in, w_out, order, token, inverse, start, hidden, live = residuals
-    tokens, width = x.shape
+    x, gates, w_in, w_out, order, inverse, start, hidden, live = residuals
     k = gates.shape[1]
-    experts = w_in.shape[0]
-    pairs = tokens * k
-    gate = gates.reshape(-1)[order].astype(x.dtype)
-    lane = jnp.arange(block)
-
-    def expert(e, carry):
-        dx, dgate, dw_in, dw_out = carry
-        first, last = start[e], start[e + 1]
-        w_in_e = lax.dynamic_index_in_dim(w_in, e, 0, False)
-        w_out_e = lax.dynamic_index_in_dim(w_out, e, 0, False)
-
-        def one_block(i, carry):
-            dx, dgate, acc_in, acc_out = carry
-            row = first + i * block
-            t = _rows(token, row, block)
-            xb, gb, h = x[t], g[t], _rows(hidden, row, block)
-            weight = jnp.where(row + lane < last, _rows(gate, row, block), 0)[:, None]
-            act, act_vjp = jax.vjp(swiglu, h)
-            dact = gb @ w_out_e.T
-            dgate_b = (act * dact).sum(1)
-            dh = act_vjp(dact * weight)[0]
-            # Contracting over rows is slow on CPU unless the left side is transposed first.
-            acc_out = acc_out + lax.optimization_barrier((act * weight).T) @ gb
-            acc_in = acc_in + lax.optimization_barrier(xb.T) @ dh
-            return _put(dx, dh @ w_in_e.T, row), _put(dgate, dgate_b, row), acc_in, acc_out
-
-        zeros = (jnp.zeros(w_in.shape[1:], x.dtype), jnp.zeros(w_out.shape[1:], x.dtype))
-        dx, dgate, acc_in, acc_out = lax.fori_loop(
-            0, (last - first + block - 1) // block, one_block, (dx, dgate, *zeros)
-        )
-        return (
-            dx,
-            dgate,
-            lax.dynamic_update_index_in_dim(dw_in, acc_in, e, 0),
-            lax.dynamic_update_index_in_dim(dw_out, acc_out, e, 0),
-        )
-
-    init = (
-        jnp.zeros((pairs + block, width), x.dtype),
-        jnp.zeros(pairs + block, x.dtype),
-        jnp.zeros_like(w_in),
-        jnp.zeros_like(w_out),
-    )
-    dx, dgate, dw_in, dw_out = lax.fori_loop(0, experts, expert, init)
-    back = inverse.reshape(tokens, k)
-    dx = _combine(dx, back, live, jnp.ones_like(live, x.dtype))
-    dgate = jnp.where(live, dgate[back], 0).astype(gates.dtype)
-    return dx, dgate, None, dw_in, dw_out
+    token = order // k
+    used = jnp.arange(order.shape[0]) < start[-1]
+    gate = jnp.where(used, gates.reshape(-1)[order], 0).astype(x.dtype)[:, None]
+    rows, g_rows = x[token], g[token]
+    act, act_vjp = jax.vjp(swiglu, hidden)
+    dact = _dot(g_rows, w_out.swapaxes(1, 2), start, block)
+    dgate = (act * dact).sum(1)
+    dhidden = act_vjp(dact * gate)[0]
+    drows = _dot(dhidden, w_in.swapaxes(1, 2), start, block)
+    dx = _combine(drows, inverse, live, jnp.ones_like(live, x.dtype))
+    dgate = jnp.where(live, dgate[inverse], 0).astype(gates.dtype)
+    return dx, dgate, None, _outer(rows, dhidden, start, block), _outer(act * gate, g_rows, start, block)
 
 
 block_moe.defvjp(_forward, _backward)
