@@ -92,7 +92,10 @@ class InterleavingTest(parameterized.TestCase):
                 index = {kind: batch.targets[kind].index[i] for kind in ("text", "visual", "audio")}
                 heads = {
                     "text": (index["text"], output.text_logits[i]),
-                    "mtp": (index["text"], np.moveaxis(output.mtp_logits[i], 0, 1)),
+                    **{
+                        f"mtp {d}": (batch.targets["mtp"].index[i, d], output.mtp_logits[i, d])
+                        for d in range(CONFIG.mtp_depth)
+                    },
                     "visual": (index["visual"], output.visual_logits[i]),
                     "audio": (index["audio"], output.audio_logits[i]),
                 }
