@@ -1,4 +1,4 @@
-"""Real handwriting and recordings, an hour on two cores. Name their folder:
+"""Real handwriting and recordings, sized for an hour on two cores (not timed yet). Name their folder:
 
 --config.data.sources.recorded.options.folder=PATH (see `ernie5_jax.data.worlds.recorded` for the files in it).
 """

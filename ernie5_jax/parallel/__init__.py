@@ -1,8 +1,8 @@
 """Mesh, sharding rules and where expert computation runs."""
 
 from ernie5_jax.parallel.data import sum_over_devices
-from ernie5_jax.parallel.expert import DATA_AXIS, on_local_tokens
-from ernie5_jax.parallel.mesh import make_mesh
+from ernie5_jax.parallel.expert import on_local_tokens
+from ernie5_jax.parallel.mesh import DATA_AXIS, make_mesh
 from ernie5_jax.parallel.sharding import (
     PRESETS,
     ShardingError,

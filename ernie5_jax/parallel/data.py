@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from ernie5_jax.parallel.expert import DATA_AXIS, data_devices
+from ernie5_jax.parallel.mesh import DATA_AXIS, data_devices
 from ernie5_jax.parallel.sharding import current_rules
 
 Sums = Any
@@ -17,8 +17,8 @@ Sums = Any
 def sum_over_devices(function: Callable[[Any, Any], Sums], rows: Any) -> Callable[[Any, Any], Sums]:
     """Runs `function(whole, rows)` on each device's rows and adds up what it returns, in one reduction at the end.
 
-    The automatic partitioner would reduce every weight gradient where it arises, layer by layer, and let devices wait
-    for each other each time.
+    The automatic partitioner would reduce every weight gradient where it arises, layer by layer. On two CPU devices
+    that took the same time; here the program of a device has no communication but the sum.
 
     Args:
       function: (whole, rows) -> tree of sums over rows.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 from jax.sharding import PartitionSpec
 
-DATA_AXIS = "data"
+from ernie5_jax.parallel.mesh import DATA_AXIS, data_devices
 
 
 def on_local_tokens(layer: Callable[..., jax.Array], num_token_args: int) -> Callable[..., jax.Array]:
@@ -33,9 +33,3 @@ def on_local_tokens(layer: Callable[..., jax.Array], num_token_args: int) -> Cal
         return jax.shard_map(layer, in_specs=specs, out_specs=tokens, check_vma=False)(*args)
 
     return local
-
-
-def data_devices() -> int:
-    """Devices that rows are still to be divided over: 1 without a mesh, or where a `shard_map` divided them."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return mesh.shape[DATA_AXIS] if DATA_AXIS in set(mesh.axis_names) - set(mesh.manual_axes) else 1

@@ -6,7 +6,8 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from ernie5_jax.config import ConfigError, ParallelConfig
-from ernie5_jax.parallel.expert import DATA_AXIS
+
+DATA_AXIS = "data"
 
 
 def make_mesh(config: ParallelConfig) -> Mesh:
@@ -20,3 +21,9 @@ def make_mesh(config: ParallelConfig) -> Mesh:
     if size > len(devices):
         raise ConfigError(f"config key 'parallel.data': found {size}, allowed: 0 ... {len(devices)} (devices present)")
     return jax.make_mesh((size,), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:size])
+
+
+def data_devices() -> int:
+    """Devices that rows are still to be divided over: 1 without a mesh, or where a `shard_map` divided them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[DATA_AXIS] if DATA_AXIS in set(mesh.axis_names) - set(mesh.manual_axes) else 1

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ernie5_jax.errors import UserError
-from ernie5_jax.parallel.expert import DATA_AXIS
+from ernie5_jax.parallel.mesh import DATA_AXIS
 
 MeshAxis = str | None
 

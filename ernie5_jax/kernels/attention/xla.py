@@ -15,15 +15,7 @@ _FLOOR = -1e30
 
 @jax.custom_vjp
 def xla_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax attention with grouped key-value heads; the same function as `dense_attention`.
-
-    Args:
-      q: [B, Sq, N, H]. k, v: [B, Sk, K, H], K divides N.
-      mask: bool [B, Sq, Sk], True = attend.
-
-    Returns:
-      [B, Sq, N, H]; rows that may attend to nothing are 0.
-    """
+    """`dense_attention`, arguments and result as there."""
     return _forward(q, k, v, mask)[0]
 
 
