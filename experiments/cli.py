@@ -143,9 +143,7 @@ def default_platform() -> str:
     """
     if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None or _has_tpu():
         return ""
-    has_cuda = _has_gpu() and any(
-        importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)
-    )
+    has_cuda = _has_gpu() and any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
     return "cuda,cpu" if has_cuda else "cpu"
 
 

@@ -1,8 +1,9 @@
 """Speech synthesis with the espeak-ng library of the `espeakng-loader` wheel, called through ctypes.
 
 espeak-ng keeps oscillator and flutter state in static variables that no call of its own resets, so the same word
-sounds different after other words. Here the library is loaded afresh for every word (about a millisecond): a
-rendering is then a pure function of its arguments, whatever was said before and in whichever process.
+sounds different after other words. Here the library is loaded afresh for every word (about a millisecond), by every
+thread from a copy of its own: a rendering is then a pure function of its arguments, whatever was said before and
+whatever another thread says.
 Samples come at the library's own rate (22,050 Hz); `resample` brings them to another rate.
 """
 
@@ -13,7 +14,11 @@ import ctypes
 import functools
 import math
 import os
+import shutil
+import tempfile
 import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -39,27 +44,33 @@ class SpeechSynthesisError(UserError):
     """espeak-ng is missing, or was asked for something that it cannot say."""
 
 
-_LOCK = threading.Lock()  # two loads at a time would share one state
+class _Copy(threading.local):
+    """A thread's own copy of the library: one file, loaded twice, would be one state."""
+
+    def __init__(self):
+        import espeakng_loader
+
+        self._folder = tempfile.TemporaryDirectory(prefix="espeak")  # goes with the thread
+        self.path = shutil.copy(espeakng_loader.get_library_path(), self._folder.name)
+        self.data = os.fsencode(espeakng_loader.get_data_path())
 
 
 class _Library:
-    """espeak-ng in its initial state; unloaded on leaving the context. Hold `_LOCK` meanwhile."""
+    """espeak-ng in its initial state; unloaded on leaving the context."""
 
     def __init__(self):
         try:
-            import espeakng_loader
-
-            self.handle = ctypes.CDLL(espeakng_loader.get_library_path())
-            data = espeakng_loader.get_data_path()
+            copy = _own_copy()
+            self.handle = ctypes.CDLL(copy.path)
         except (ImportError, OSError) as error:
             raise SpeechSynthesisError(
                 f"espeak-ng: not usable ({error}), install the 'espeakng-loader' wheel"
             ) from None
         self.chunks: list[bytes] = []
         self.callback = _Callback(self._receive)  # kept alive: the library holds only the address
-        self.sample_rate = self.handle.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, os.fsencode(data), _DONT_EXIT)
+        self.sample_rate = self.handle.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, copy.data, _DONT_EXIT)
         if self.sample_rate <= 0:
-            raise SpeechSynthesisError(f"espeak-ng: start failed with data folder {data!r}")
+            raise SpeechSynthesisError(f"espeak-ng: start failed with data folder {copy.data!r}")
         self.handle.espeak_ng_SetRandSeed(ctypes.c_long(1))  # initialisation seeds the noise from the clock
         self.handle.espeak_SetSynthCallback(self.callback)
 
@@ -102,7 +113,7 @@ class EspeakSynthesizer:
 
     def __init__(self, sample_rate: int | None = None):
         """`sample_rate`: Hz of the returned samples; None keeps the library's own (22,050)."""
-        with _LOCK, _Library() as library:
+        with _Library() as library:
             self._native_rate = library.sample_rate
         self.sample_rate = sample_rate or self._native_rate
 
@@ -132,10 +143,21 @@ class EspeakSynthesizer:
             raise SpeechSynthesisError(f"espeak-ng rate: found {rate}, allowed: 80 ... 450 words per minute")
         if not 0 <= pitch <= 99:
             raise SpeechSynthesisError(f"espeak-ng pitch: found {pitch}, allowed: 0 ... 99")
-        with _LOCK, _Library() as library:
+        with _Library() as library:
             samples = library.speak(text, voice, rate, pitch)
         samples = trim_silence(samples.astype(np.float32) / 32768.0)
         return resample(samples, self._native_rate, self.sample_rate), self.sample_rate
+
+    def render_all(self, requests: Iterable[tuple[str, str, int, int]]) -> Iterator[np.ndarray]:
+        """Samples of many (text, voice, rate, pitch), in order, on all cores; see `render`."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for samples, _ in pool.map(lambda request: self.render(*request), requests):
+                yield samples
+
+
+@functools.cache
+def _own_copy() -> _Copy:
+    return _Copy()
 
 
 def trim_silence(samples: np.ndarray, threshold: float = 1e-3) -> np.ndarray:

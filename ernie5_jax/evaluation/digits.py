@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -53,25 +55,32 @@ class DigitsSuite:
     report: Callable[[str], None] = print
 
     def run(self) -> Results:
-        """Every task for which there are documents, in a fixed order."""
+        """Every task for which there are documents, in a fixed order.
+
+        Two at a time: while one is compiled, which takes one core, another one computes.
+        """
         self._results = Results("digits", sample_rate=self.audio.sample_rate)
         self._references: dict[str, tuple[MediaSet, list[np.ndarray]]] = {}
-        steps: tuple[tuple[str, Callable[[], None]], ...] = (
-            ("judges", self._judge_accuracy),
-            ("losses", self._losses),
-            ("image_caption", lambda: self._understand("image_caption", "image", "image_caption_accuracy")),
-            ("speech_caption", lambda: self._understand("speech_caption", "speech", "speech_word_accuracy")),
-            ("image_generation", self._images),
-            ("speech_generation", self._speech),
-            ("video_generation", self._videos),
-            ("text", self._text),
-        )
-        for i, (name, step) in enumerate(steps):
-            self._stream = i
-            start = time.perf_counter()
-            step()
-            self._results.seconds[name] = round(time.perf_counter() - start, 3)
+        self._timed("judges", DigitsSuite._judge_accuracy)  # the others show its numbers
+        with ThreadPoolExecutor(2) as pool:
+            for part, lines in pool.map(self._apart, range(len(_TASKS)), *zip(*_TASKS, strict=True)):
+                self._results.extend(part)
+                for line in lines:
+                    self.report(line)
         return self._results
+
+    def _apart(self, number: int, name: str, task: Callable[[DigitsSuite], None]) -> tuple[Results, list[str]]:
+        """Results and lines of one task alone."""
+        suite, lines = copy.copy(self), []
+        suite.report, suite._stream = lines.append, number + 1
+        suite._results = Results("digits", judges=self._results.judges)
+        suite._timed(name, task)
+        return suite._results, lines
+
+    def _timed(self, name: str, task: Callable[[DigitsSuite], None]) -> None:
+        start = time.perf_counter()
+        task(self)
+        self._results.seconds[name] = round(time.perf_counter() - start, 3)
 
     def _judge_accuracy(self) -> None:
         for name, kind, documents in (
@@ -260,6 +269,17 @@ class DigitsSuite:
         said = make(self.engine, prompts, "text", seed=self.seed, stream=self._stream, whole=True)
         for prompt, text in zip(prompts, said, strict=True):
             self._results.examples.append(Example("text", "text", np.zeros(0), str(prompt.spans[0].value), text))
+
+
+_TASKS: tuple[tuple[str, Callable[[DigitsSuite], None]], ...] = (
+    ("losses", DigitsSuite._losses),
+    ("image_caption", lambda suite: suite._understand("image_caption", "image", "image_caption_accuracy")),
+    ("speech_caption", lambda suite: suite._understand("speech_caption", "speech", "speech_word_accuracy")),
+    ("image_generation", DigitsSuite._images),
+    ("speech_generation", DigitsSuite._speech),
+    ("video_generation", DigitsSuite._videos),
+    ("text", DigitsSuite._text),
+)
 
 
 def caption_of(document: Document) -> str:

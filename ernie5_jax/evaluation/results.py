@@ -67,6 +67,12 @@ class Results:
         """The examples of one section, in order."""
         return [example for example in self.examples if example.section == name]
 
+    def extend(self, other: Results) -> None:
+        """Takes over what another part of the same suite found."""
+        for name in ("scores", "numbers", "losses", "judges", "routing", "seconds"):
+            getattr(self, name).update(getattr(other, name))
+        self.examples.extend(other.examples)
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the examples, ready for `json.dump`."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "examples"}

@@ -117,7 +117,5 @@ def generate_audio(
         jnp.zeros((size, max_frames, levels, bins + 1), dtype),
     )
     state = forward(cursor, *prompt, empty, 0, jnp.zeros(size, bool))
-    final = jax.lax.while_loop(
-        lambda c: (c[0] < max_frames) & ~c[3].all(), step, (jnp.int32(1), *state)
-    )
+    final = jax.lax.while_loop(lambda c: (c[0] < max_frames) & ~c[3].all(), step, (jnp.int32(1), *state))
     return final[-1]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ernie5_jax.compiling import cpu_optimization
 from ernie5_jax.config import GenerationConfig, ModelConfig, SequenceConfig
 from ernie5_jax.data import Tokenizers, encode_in_memory
 from ernie5_jax.errors import UserError
@@ -178,7 +179,7 @@ class Engine:
         key = (modality, room, guided, frames)
         if key not in self._programs:
             run = functools.partial(self._run, modality=modality, room=room, guided=guided, frames=frames)
-            self._programs[key] = jax.jit(run)
+            self._programs[key] = jax.jit(run, compiler_options=cpu_optimization(1))
         return self._programs[key]
 
     def _run(self, weights, batch, row_index, lengths, index, keys, params, *, modality, room, guided, frames):
@@ -236,9 +237,7 @@ class Engine:
             ]
         pixels = self.tokenizers.visual.decode(trace.quantized)
         if modality == "image":
-            return [
-                Result(b, p, image=v[0]) for b, p, v in zip(trace.bits, trace.log_probs, pixels, strict=True)
-            ]
+            return [Result(b, p, image=v[0]) for b, p, v in zip(trace.bits, trace.log_probs, pixels, strict=True)]
         return [Result(b, p, video=v) for b, p, v in zip(trace.bits, trace.log_probs, pixels, strict=True)]
 
 

@@ -29,9 +29,7 @@ class SamplingParams:
 
 def sampling_params(temperature: float, top_k: int = 0, top_p: float = 1.0, guidance: float = 1.0) -> SamplingParams:
     """`SamplingParams` with explicit types, so that other values do not retrace."""
-    return SamplingParams(
-        jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p), jnp.float32(guidance)
-    )
+    return SamplingParams(jnp.float32(temperature), jnp.int32(top_k), jnp.float32(top_p), jnp.float32(guidance))
 
 
 def row_keys(seed: int, prompts: jax.Array, samples: jax.Array) -> jax.Array:

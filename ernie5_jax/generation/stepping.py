@@ -144,8 +144,6 @@ def advance(
     apply: Apply, weights: Weights, cursor: Cursor, batch: Batch, rows: jax.Array, **kwargs: Any
 ) -> tuple[ModelOutput, KVCache]:
     """One forward over the cache."""
-    output = apply(
-        weights.params, weights.router_bias, batch, weights.mask, cache=cursor.cache, rows=rows, **kwargs
-    )
+    output = apply(weights.params, weights.router_bias, batch, weights.mask, cache=cursor.cache, rows=rows, **kwargs)
     assert output.cache is not None, "a cache was given"
     return output, output.cache

@@ -80,9 +80,7 @@ def generate_visual(
             acc, outcome = choose(k, logits, row, acc)
             chosen.append(outcome)
         features = pyramid.summary(acc).reshape(total, -1, pyramid.bits)
-        logits, cache = _block(
-            apply, weights, cursor, cache, row, summary_position(offset, y, scales), features, 0
-        )
+        logits, cache = _block(apply, weights, cursor, cache, row, summary_position(offset, y, scales), features, 0)
         cursor = Cursor(cache, row + 1, cursor.index)
         bits, log_probs, own = (jnp.concatenate(parts, axis=1) for parts in zip(*chosen, strict=True))
         return (cursor, logits), VisualTrace(bits, log_probs, acc[:size], own)

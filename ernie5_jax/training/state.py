@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ernie5_jax.compiling import cpu_optimization
 from ernie5_jax.config import ExperimentConfig, ModelConfig
 from ernie5_jax.model import init_params, logical_axes
 from ernie5_jax.parallel import ShardingRules, tree_shardings
@@ -88,9 +89,7 @@ def make_state(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> Tr
 
 def compile_init(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> Callable[[], TrainState]:
     """`make_state`, compiled."""
-    # It runs once: on CPUs optimising it costs more than it saves.
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    shardings = state_shardings(config, mesh, rules)
+    shardings, options = state_shardings(config, mesh, rules), cpu_optimization(0)
     return jax.jit(lambda: init_state(config), out_shardings=shardings, compiler_options=options).lower().compile()
 
 

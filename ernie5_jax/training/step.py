@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ernie5_jax.compiling import cpu_optimization
 from ernie5_jax.config import ConfigError, ExperimentConfig
 from ernie5_jax.elastic import step_masks
 from ernie5_jax.model import ElasticMask, make_apply
@@ -253,8 +254,7 @@ def _compilations() -> dict[str, int]:
 def _compiler_options(params: Any, mesh: Mesh) -> Any:
     """A function of model and platform alone, so that a resumed run runs the same program."""
     small = sum(leaf.size for leaf in jax.tree.leaves(params)) < SMALL
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    return {"xla_backend_optimization_level": 0} if small and on_cpu else None
+    return cpu_optimization(0, mesh.devices.flat[0].platform) if small else None
 
 
 def masks_of_step(config: ExperimentConfig, step: int) -> ElasticMask | None:

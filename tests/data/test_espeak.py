@@ -21,6 +21,13 @@ class EspeakTest(parameterized.TestCase):
         self.assertBetween(first.size / rate, 0.2, 1.0)
         self.assertBetween(np.abs(first).max(), 0.05, 1.0)
 
+    def test_threads_do_not_hear_each_other(self):
+        synthesizer = espeak.EspeakSynthesizer(8000)
+        requests = [(word, "en+m1", 150, pitch) for word in ("six", "seven", "nine") for pitch in range(30, 50)]
+        together = list(synthesizer.render_all(requests))
+        for samples, request in zip(together, requests, strict=True):
+            np.testing.assert_array_equal(samples, synthesizer.render(*request)[0])
+
     def test_voice_rate_and_pitch_take_effect(self):
         synthesizer = espeak.EspeakSynthesizer(8000)
         slow, _ = synthesizer.render("seven", "en+m1", rate=100)

@@ -44,9 +44,7 @@ def _prompts(modality, seed):
     """Documents of unequal length and their prompts."""
     rng = np.random.default_rng(seed)
     documents = [random_encoded_document(rng, CONFIG, KINDS, max_spans=n, scales=PYRAMID.scales) for n in (1, 3, 2)]
-    return documents, [
-        layout_prompt(d, modality, SEQUENCE, PYRAMID, audio_bins=CONFIG.audio_bins) for d in documents
-    ]
+    return documents, [layout_prompt(d, modality, SEQUENCE, PYRAMID, audio_bins=CONFIG.audio_bins) for d in documents]
 
 
 def _full_forward(documents, spans):

@@ -15,9 +15,7 @@ def _mask(bounds, causal: bool) -> np.ndarray:
     bounds = jnp.asarray(bounds, jnp.int32)[None]
     length = bounds.shape[1]
     rows, segment = jnp.arange(length, dtype=jnp.int32)[None], jnp.ones((1, length), jnp.int32)
-    mask = attention_mask(
-        q_rows=rows, k_rows=rows, bounds=bounds, q_segment=segment, k_segment=segment, causal=causal
-    )
+    mask = attention_mask(q_rows=rows, k_rows=rows, bounds=bounds, q_segment=segment, k_segment=segment, causal=causal)
     return np.asarray(mask[0])
 
 
@@ -72,9 +70,7 @@ class MaskTest(parameterized.TestCase):
                 _mask([[1] * n], causal)
         with self.assertRaisesRegex(ValueError, "int32"):
             rows = jnp.zeros((1, 2), jnp.int32)
-            attention_mask(
-                q_rows=rows, k_rows=rows, bounds=jnp.zeros((1, 2, 2)), q_segment=rows, k_segment=rows
-            )
+            attention_mask(q_rows=rows, k_rows=rows, bounds=jnp.zeros((1, 2, 2)), q_segment=rows, k_segment=rows)
 
 
 class AttentionTest(parameterized.TestCase):
@@ -146,9 +142,7 @@ class AttentionTest(parameterized.TestCase):
         bounds = jnp.zeros((1, 3, 2), jnp.int32)
 
         def total(q, k, v):
-            out = attention(
-                q, k, v, bounds=bounds, q_segment=segment, k_segment=segment, q_rows=rows, k_rows=rows
-            )
+            out = attention(q, k, v, bounds=bounds, q_segment=segment, k_segment=segment, q_rows=rows, k_rows=rows)
             return out.sum(), out
 
         (_, out), grads = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, k)

@@ -118,7 +118,6 @@ class CheckpointTest(chex.TestCase):
         with self.assertRaises(CheckpointError):
             restore_state(self.workdir / "checkpoints" / "1", abstract({"w": jnp.ones((3, 3)), "b": jnp.ones(2)}))
 
-
     def test_a_missing_router_bias_is_refused(self):
         """Report 22; and what is there comes back exactly."""
         checkpoints = Checkpoints(self.workdir, 2, {"config.json": b"{}"})

@@ -100,21 +100,18 @@ class DigitsWorld(tfds.core.GeneratorBasedBuilder):
 
         synthesizer = EspeakSynthesizer(SAMPLE_RATE)
         stream = {"train": 0, "test": 1, "takes": 2}[split]
+        clips, requests = [], []
         for number, (voice, speaker) in enumerate(voices(split)):
             for digit, take in itertools.product(range(10), range(TAKES[split])):
                 rng = np.random.default_rng((stream, number, digit, take))
-                rate, pitch = int(rng.integers(120, 221)), int(rng.integers(30, 76))
-                samples, _ = synthesizer.render(drawing.DIGIT_WORDS[digit], voice, rate, pitch)
-                samples = samples * (0.8 / max(float(np.abs(samples).max()), 1e-3))
-                yield (
-                    f"{number:03d}_{digit}_{take:02d}",
-                    {
-                        "audio": np.round(samples * 32767).astype(np.int16),
-                        "label": digit,
-                        "voice": voice,
-                        "speaker": speaker,
-                    },
+                requests.append(
+                    (drawing.DIGIT_WORDS[digit], voice, int(rng.integers(120, 221)), int(rng.integers(30, 76)))
                 )
+                fields = {"label": digit, "voice": voice, "speaker": speaker}
+                clips.append((f"{number:03d}_{digit}_{take:02d}", fields))
+        for (key, fields), samples in zip(clips, synthesizer.render_all(requests), strict=True):
+            samples = samples * (0.8 / max(float(np.abs(samples).max()), 1e-3))
+            yield key, {"audio": np.round(samples * 32767).astype(np.int16), **fields}
 
     def _prose(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for topic, text in prose.topics(split):

@@ -81,9 +81,7 @@ def _combine(rows: jax.Array, index: jax.Array, live: jax.Array, weight: jax.Arr
 
     One rank at a time: XLA fuses gathers into a sum of terms, but not into a reduction.
     """
-    terms = [
-        jnp.where(live[:, r, None], weight[:, r, None] * rows[index[:, r]], 0) for r in range(index.shape[1])
-    ]
+    terms = [jnp.where(live[:, r, None], weight[:, r, None] * rows[index[:, r]], 0) for r in range(index.shape[1])]
     return functools.reduce(jnp.add, terms)
 
 
