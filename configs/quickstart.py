@@ -8,11 +8,11 @@ def get_config():
     with config.unlocked():
         config.data.sources.digits = to_plain(SourceConfig(world="digits"))
         config.data.task_weights = {
-            "image_generation": 0.18,
+            "image_generation": 0.14,
             "image_caption": 0.27,
-            "speech_generation": 0.23,
+            "speech_generation": 0.30,
             "speech_caption": 0.13,
-            "video_generation": 0.15,
+            "video_generation": 0.12,
             "text": 0.04,
         }
     config.data.visual_corruption = 0.2

@@ -30,15 +30,15 @@ TEST_ACCENTS = {"en-gb-scotland": "scottish", "en-gb-x-rp": "posh"}
 TRAIN_VARIANTS = ("f1", "f2", "f3", "f4", "m1", "m2", "m3", "m4", "m5", "m8")
 TEST_VARIANTS = ("f5", "m6", "m7")
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
-TAKES = {"train": 12, "test": 6, "takes": 1}
-"""Per voice and digit: 3,600, 360 and 300 clips."""
+TAKES = {"train": 20, "test": 6, "takes": 1}
+"""Per voice and digit: 6,000, 360 and 300 clips."""
 _FEATURES = tfds.features
 
 
 class DigitsWorld(tfds.core.GeneratorBasedBuilder):
     """Digits written, moving and spoken, and prose."""
 
-    VERSION = tfds.core.Version("1.1.0")
+    VERSION = tfds.core.Version("1.2.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=name, description=f"{name} of the digits world")
         for name in ("handwriting", "jittered", "motion", "speech", "prose")
