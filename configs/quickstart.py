@@ -8,9 +8,9 @@ def get_config():
     with config.unlocked():
         config.data.sources.digits = to_plain(SourceConfig(world="digits"))
         config.data.task_weights = {
-            "image_generation": 0.14,
-            "image_caption": 0.27,
-            "speech_generation": 0.30,
+            "image_generation": 0.12,
+            "image_caption": 0.30,
+            "speech_generation": 0.29,
             "speech_caption": 0.13,
             "video_generation": 0.12,
             "text": 0.04,

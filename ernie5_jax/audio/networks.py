@@ -66,13 +66,13 @@ class Codec(nnx.Module):
 
     def __init__(self, config: AudioTokenizerConfig, rngs: nnx.Rngs):
         width = config.fold * config.spectral_bins
-        self.encoder = _Stack(width, config.code_dim, config, rngs)
-        self.decoder = _Stack(config.code_dim, width, config, rngs)
+        self.encoder = _Stack(width, config.latent_dim, config, rngs)
+        self.decoder = _Stack(config.latent_dim, width, config, rngs)
 
     def encode(self, features: jax.Array, mask: jax.Array) -> jax.Array:
-        """[B, T * fold, bins], bool [B, T] -> latents [B, T, code_dim]."""
+        """[B, T * fold, bins], bool [B, T] -> latents [B, T, latent_dim]."""
         return self.encoder(features.reshape(*mask.shape, -1), mask)
 
     def decode(self, latents: jax.Array, mask: jax.Array) -> jax.Array:
-        """[B, T, code_dim], bool [B, T] -> [B, T, fold * bins]."""
+        """[B, T, latent_dim], bool [B, T] -> [B, T, fold * bins]."""
         return self.decoder(latents, mask)

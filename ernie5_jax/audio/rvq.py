@@ -1,11 +1,16 @@
 """Residual vector quantisation with codebooks that follow moving averages (SoundStream; EnCodec's corrected form).
 
-Level n quantises what the levels before it left over. Pure functions over a `Codebooks` dict, so that the state can
-live in a training state and travel through `jax.jit`.
+Level n quantises what the levels before it left over. With `split` (Mimi, arXiv 2410.00037 section 3.3) the first
+level stands alone: it quantises the first half of a vector, the other levels together the second half, so that what
+the first one says need not serve the details. (The linear maps of Mimi before and after each part are those of the
+encoder's and the decoder's next layer.)
+
+Pure functions over a `Codebooks` dict, so that the state can live in a training state and travel through `jax.jit`.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple, TypedDict
 
 import jax
@@ -52,15 +57,25 @@ def nearest(codes: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.argmin(distance, axis=-1).astype(jnp.int32)
 
 
-def quantize(codes: jax.Array, x: jax.Array, levels: jax.Array | None = None) -> Quantized:
-    """Quantises x [..., D] with codes [Q, K, D].
+def quantize(codes: jax.Array, x: jax.Array, levels: jax.Array | None = None, *, split: bool = False) -> Quantized:
+    """Quantises x [..., D], or [..., 2 D] where `split`, with codes [Q, K, D].
 
     Args:
       codes: Codebooks, coarse to fine.
       x: Encoder output.
       levels: int32 [...] number of levels that `quantized` sums for each vector (quantiser dropout); None = all.
         `codes`, `commit` and `codebook` always cover all levels.
+      split: Whether level 1 has a half of x for itself.
     """
+    if not split:
+        return _residual(codes, x, levels)
+    first, rest = jnp.split(x, 2, axis=-1)
+    a, b = _residual(codes[:1], first, levels), _residual(codes[1:], rest, None if levels is None else levels - 1)
+    axes = Quantized(codes=-1, quantized=-1, residuals=-2, commit=-1, codebook=-1)
+    return Quantized(*(jnp.concatenate(parts, axis) for *parts, axis in zip(a, b, axes, strict=True)))
+
+
+def _residual(codes: jax.Array, x: jax.Array, levels: jax.Array | None) -> Quantized:
     residual, total = x, jnp.zeros_like(x)
     indices, residuals, commit, codebook = [], [], [], []
     for level in range(codes.shape[0]):
@@ -81,9 +96,13 @@ def quantize(codes: jax.Array, x: jax.Array, levels: jax.Array | None = None) ->
     return Quantized(stack(indices), quantized, jnp.stack(residuals, -2), stack(commit), stack(codebook))
 
 
-def dequantize(codes: jax.Array, indices: jax.Array) -> jax.Array:
-    """Sum of the chosen codes: codes [Q, K, D], int32 [..., n] with n <= Q levels -> [..., D]."""
-    return sum(codes[level][indices[..., level]] for level in range(indices.shape[-1]))  # type: ignore[return-value]
+def dequantize(codes: jax.Array, indices: jax.Array, *, split: bool = False) -> jax.Array:
+    """Sum of the chosen codes: codes [Q, K, D], int32 [..., n] with 1 <= n <= Q levels -> [..., D], 2 D if `split`."""
+    chosen = [codes[level][indices[..., level]] for level in range(indices.shape[-1])]
+    if not split:
+        return functools.reduce(jnp.add, chosen)
+    rest = functools.reduce(jnp.add, chosen[1:], jnp.zeros_like(chosen[0]))
+    return jnp.concatenate([chosen[0], rest], axis=-1)
 
 
 def draw_levels(key: jax.Array, shape: tuple[int, ...], levels: int, probability: float = 1.0) -> jax.Array:
@@ -102,11 +121,16 @@ def draw_weighted(key: jax.Array, weight: jax.Array, shape: tuple[int, ...]) -> 
     return jnp.minimum(drawn, last).astype(jnp.int32)
 
 
-def initialize(key: jax.Array, x: jax.Array, levels: int, bins: int) -> Codebooks:
-    """k-means over x [N, D], level n on what the finished levels before it left over.
+def initialize(key: jax.Array, x: jax.Array, levels: int, bins: int, *, split: bool = False) -> Codebooks:
+    """k-means over x [N, D], or [N, 2 D] where `split`, level n on what the finished levels before it left over.
 
     Codes start at distinct vectors of x where N >= bins; an empty cluster takes a random vector.
     """
+    if split:
+        first, rest = jnp.split(x, 2, axis=-1)
+        keys = jax.random.split(key)
+        parts = initialize(keys[0], first, 1, bins), initialize(keys[1], rest, levels - 1, bins)
+        return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
     size = x.shape[0]
 
     def level(residual, key):

@@ -74,7 +74,7 @@ class RvqAudioTokenizer:
         return [codes for codes, _ in self._encode(waves)]
 
     def features(self, waves: list[np.ndarray]) -> list[np.ndarray]:
-        """Encoder output before quantisation, float32 [frames_i, code_dim]; errors as `encode`."""
+        """Encoder output before quantisation, float32 [frames_i, latent_dim]; errors as `encode`."""
         return [latents for _, latents in self._encode(waves)]
 
     def decode(self, codes: list[np.ndarray]) -> list[np.ndarray]:
@@ -188,7 +188,7 @@ def _encode(arrays, waves, counts, *, graph, config):
     mask = jnp.arange(waves.shape[1] // config.samples_per_frame) < counts[:, None]
     codec = training.codec_from(graph, arrays["params"])
     latents = codec.encode(training.spectral_features(waves, arrays["scale"], config), mask)
-    return rvq.quantize(arrays["codes"], latents).codes, latents
+    return rvq.quantize(arrays["codes"], latents, split=config.split).codes, latents
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "config"))
@@ -196,7 +196,7 @@ def _decode(arrays, codes, counts, *, graph, config):
     """int32 [B, T, n], int32 [B] frames -> float32 [B, T * samples_per_frame] in [-1, 1]."""
     mask = jnp.arange(codes.shape[1]) < counts[:, None]
     codec = training.codec_from(graph, arrays["params"])
-    decoded = codec.decode(rvq.dequantize(arrays["codes"], codes), mask)
+    decoded = codec.decode(rvq.dequantize(arrays["codes"], codes, split=config.split), mask)
     features = decoded.reshape(*mask.shape, config.fold, -1) * arrays["scale"]["std"] + arrays["scale"]["mean"]
     magnitude = jnp.maximum(jnp.exp(features) - config.log_floor, 0) * mask[..., None, None]
     magnitude = magnitude.reshape(mask.shape[0], -1, config.spectral_bins)

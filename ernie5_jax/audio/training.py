@@ -105,7 +105,7 @@ def loss_fn(params, state: State, waves, mask, levels, graph: nnx.GraphDef, conf
     codec = codec_from(graph, params)
     features = spectral_features(waves, state["scale"], config)
     latents = codec.encode(features, mask)
-    quantized = rvq.quantize(state["codebooks"]["codes"], latents, levels)
+    quantized = rvq.quantize(state["codebooks"]["codes"], latents, levels, split=config.split)
     enabled = state["step"] >= quantizer_start(config)
     decoded = codec.decode(jnp.where(enabled, quantized.quantized, latents), mask)
     weight = mask.astype(decoded.dtype)
@@ -174,7 +174,8 @@ def initialize_codebooks(state: State, waves: jax.Array, lengths: jax.Array, *, 
     key = jax.random.fold_in(state["key"], config.training.steps)
     # Drawn with replacement: the number of valid frames is not static.
     chosen = rvq.draw_weighted(key, mask.reshape(-1).astype(latents.dtype), (min(_KMEANS_FRAMES, mask.size),))
-    books = rvq.initialize(key, latents.reshape(-1, config.code_dim)[chosen], config.levels, config.bins)
+    chosen_latents = latents.reshape(-1, config.latent_dim)[chosen]
+    books = rvq.initialize(key, chosen_latents, config.levels, config.bins, split=config.split)
     share = config.training.batch_size * mask.mean() * mask.shape[1] / chosen.size
     return rvq.Codebooks(codes=books["codes"], counts=books["counts"] * share, sums=books["sums"] * share)
 

@@ -150,7 +150,8 @@ class AudioTokenizerConfig:
       fold: Spectral frames per code frame.
       levels: Q.
       bins: Codes per level.
-      code_dim: Width of the quantised vectors.
+      code_dim: Width of a code.
+      split: Whether level 1 quantises a vector of its own instead of the one whose rest the other levels quantise.
       hidden_size, num_blocks: Of encoder and decoder.
       norm_eps: Large enough that silence does not blow up gradients.
       log_floor: Magnitude (of a full-scale sine: 1) that silence is raised to before the logarithm.
@@ -172,6 +173,7 @@ class AudioTokenizerConfig:
     levels: int = 4
     bins: int = 128
     code_dim: int = 16
+    split: bool = False
     hidden_size: int = 128
     num_blocks: int = 2
     kernel_size: int = 3
@@ -191,6 +193,7 @@ class AudioTokenizerConfig:
         for key in ("sample_rate", "fft_size", "hop_length", "fold", "levels", "code_dim", "hidden_size"):
             require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         require(self.bins >= 2, "bins", self.bins, ">= 2")
+        require(not self.split or self.levels >= 2, "levels", self.levels, ">= 2 where split")
         require(self.kernel_size % 2 == 1, "kernel_size", self.kernel_size, "an odd number")
         require(self.num_blocks >= 0, "num_blocks", self.num_blocks, ">= 0")
         require(self.max_seconds > 0, "max_seconds", self.max_seconds, "> 0")
@@ -204,6 +207,11 @@ class AudioTokenizerConfig:
     @property
     def samples_per_frame(self) -> int:
         return self.hop_length * self.fold
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of the encoder's output."""
+        return self.code_dim * (2 if self.split else 1)
 
     @property
     def spectral_bins(self) -> int:

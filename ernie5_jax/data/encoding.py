@@ -15,7 +15,7 @@ from ernie5_jax.audio.protocol import AudioTokenizer
 from ernie5_jax.config import SequenceConfig
 from ernie5_jax.data.documents import infer_task
 from ernie5_jax.data.errors import DataError
-from ernie5_jax.data.records import pack_encoded, unpack_encoded
+from ernie5_jax.data.records import pack_encoded, packed_values, unpack_encoded, unpack_value
 from ernie5_jax.data.shards import DocumentShards, RecordShards, write_record_shards
 from ernie5_jax.files import write_arrays
 from ernie5_jax.sequence import (
@@ -376,14 +376,9 @@ def unique_media(sources: Iterable[DocumentShards], modality: str) -> list[Any]:
       sources: Prepared documents.
       modality: "text" (str), "image" (uint8 [H, W, 3]), "video" (uint8 [T, H, W, 3]) or "audio" (float32 [samples]).
     """
-    found: dict[Any, Any] = {}
+    found: dict[Any, tuple[str, Any]] = {}
     for shards in sources:
-        for document in shards:
-            for span in document.spans:
-                if span.modality != modality:
-                    continue
-                if isinstance(span.value, str):
-                    found.setdefault(span.value, span.value)
-                elif isinstance(span.value, np.ndarray):
-                    found.setdefault((span.value.shape, span.value.tobytes()), span.value)
-    return list(found.values())
+        for i in range(len(shards)):
+            for kind, data in packed_values(shards.record(i), modality):
+                found.setdefault(tuple(data) if isinstance(data, list) else data, (kind, data))
+    return [unpack_value(modality, kind, data) for kind, data in found.values()]

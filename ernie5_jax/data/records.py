@@ -32,8 +32,13 @@ def pack_document(document: Document, sample_rate: int) -> bytes:
 def unpack_document(record: bytes) -> Document:
     """Inverse of `pack_document` (16-bit sound)."""
     plain = _unpack(record)
-    spans = tuple(Span(modality, role, _unpack_value(modality, *rest)) for modality, role, *rest in plain["spans"])
+    spans = tuple(Span(modality, role, unpack_value(modality, *rest)) for modality, role, *rest in plain["spans"])
     return Document(spans, plain["meta"])
+
+
+def packed_values(record: bytes, modality: str) -> list[tuple[str, Any]]:
+    """Arguments of `unpack_value` for the spans of one modality, tokenised ones left out; equal media pack equally."""
+    return [(kind, data) for name, _, kind, data in _unpack(record)["spans"] if name == modality and kind != "arrays"]
 
 
 def pack_encoded(document: EncodedDocument, texts: list[str | None]) -> bytes:
@@ -85,7 +90,8 @@ def _pack_value(span: Span, sample_rate: int) -> tuple[str, Any]:
     return "wav", media.encode_wav(value, sample_rate)
 
 
-def _unpack_value(modality: str, kind: str, data: Any) -> Any:
+def unpack_value(modality: str, kind: str, data: Any) -> Any:
+    """The value of a span from what `pack_document` made of it."""
     if kind == "arrays":
         return _unpack_arrays(modality, data)
     if kind == "png":

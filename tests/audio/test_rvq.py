@@ -9,8 +9,8 @@ from absl.testing import absltest
 from ernie5_jax.audio import rvq
 
 KEY = jax.random.key(0)
-quantize, update = jax.jit(rvq.quantize), jax.jit(rvq.update)
-initialize = jax.jit(rvq.initialize, static_argnames=("levels", "bins"))
+quantize, update = jax.jit(rvq.quantize, static_argnames="split"), jax.jit(rvq.update)
+initialize = jax.jit(rvq.initialize, static_argnames=("levels", "bins", "split"))
 LEVELS, BINS, WIDTH = 4, 16, 8
 
 
@@ -84,6 +84,24 @@ class QuantizeTest(absltest.TestCase):
         np.testing.assert_allclose((half == LEVELS).mean(), 0.5 + 0.5 / LEVELS, atol=0.025)
         np.testing.assert_array_equal(rvq.draw_levels(KEY, (50,), LEVELS, 0.0), np.full(50, LEVELS))
 
+    def test_split_is_a_single_quantiser_beside_a_residual_one(self):
+        x = jnp.concatenate([self.x, jax.random.normal(jax.random.key(7), self.x.shape)], -1)
+        found = quantize(self.codes, x, split=True)
+        first, rest = quantize(self.codes[:1], x[..., :WIDTH]), quantize(self.codes[1:], x[..., WIDTH:])
+        np.testing.assert_array_equal(found.codes, jnp.concatenate([first.codes, rest.codes], -1))
+        np.testing.assert_allclose(found.quantized, jnp.concatenate([first.quantized, rest.quantized], -1), atol=1e-6)
+        np.testing.assert_allclose(found.commit, jnp.concatenate([first.commit, rest.commit], -1), atol=1e-6)
+        np.testing.assert_allclose(rvq.dequantize(self.codes, found.codes, split=True), found.quantized, atol=1e-6)
+        one = rvq.dequantize(self.codes, found.codes[..., :1], split=True)
+        np.testing.assert_allclose(one[..., :WIDTH], first.quantized, atol=1e-6)
+        np.testing.assert_array_equal(one[..., WIDTH:], 0)
+        np.testing.assert_allclose(quantize(self.codes, x, jnp.ones((2, 5)), split=True).quantized, one, atol=1e-6)
+        jacobian = jax.jacobian(lambda x: quantize(self.codes, x, split=True).quantized)(x[0, 0])
+        np.testing.assert_array_equal(jacobian, np.eye(2 * WIDTH))
+        state = update(books(self.codes), KEY, found, jnp.ones((2, 5)), decay=0.9, revive=0.0)
+        alone = update(books(self.codes[1:]), KEY, rest, jnp.ones((2, 5)), decay=0.9, revive=0.0)
+        chex.assert_trees_all_close(jax.tree.map(lambda a: a[1:], state), alone, atol=1e-6)
+
 
 class CodebookTest(absltest.TestCase):
     def test_moving_average_by_hand(self):
@@ -127,6 +145,15 @@ class CodebookTest(absltest.TestCase):
         quantized = quantize(found["codes"], jnp.asarray(points))
         np.testing.assert_allclose(quantized.quantized, points, atol=1e-3)
         np.testing.assert_allclose(found["counts"][0], np.full(4, 40))
+
+    def test_split_initialisation_gives_each_part_its_half(self):
+        centres = np.array([[0, 0, 9, 0], [50, 0, 9, 50]], np.float32)
+        found = initialize(jax.random.key(1), jnp.asarray(centres.repeat(20, 0)), levels=3, bins=2, split=True)
+        chex.assert_shape(found["codes"], (3, 2, 2))
+        for level, half in enumerate((centres[:, :2], centres[:, 2:])):
+            distance = np.abs(half[:, None] - np.asarray(found["codes"][level])[None]).sum(-1).min(1)
+            np.testing.assert_allclose(distance, 0, atol=1e-3)
+        np.testing.assert_allclose(found["codes"][2], 0, atol=1e-3)
 
     def test_few_vectors_do_not_break_initialisation(self):
         found = initialize(KEY, jax.random.normal(KEY, (3, 2)), levels=2, bins=8)

@@ -161,6 +161,27 @@ class TrainedTest(parameterized.TestCase):
         self.assertEqual(self.tokenizer.decode([]), [])
 
 
+class SplitTest(absltest.TestCase):
+    def test_a_split_codec_learns_and_is_saved(self):
+        history = []
+        config = dataclasses.replace(CONFIG, split=True)
+        tokenizer = train_audio_tokenizer(clips(), config, seed=3, progress=False, log=history.append)
+        self.assertLess(history[-1]["log_magnitude_l1"], 0.6 * history[0]["log_magnitude_l1"])
+        waves = [tone(400, 5 * FRAME), tone(1700, 7 * FRAME)]
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save(Path(folder))
+            loaded = load_audio_tokenizer(Path(folder))
+        codes = loaded.encode(waves)
+        chex.assert_shape(codes, [(5, 3), (7, 3)])
+        chex.assert_shape(loaded.features(waves)[0], (5, 2 * CONFIG.code_dim))
+        chex.assert_trees_all_equal(codes, tokenizer.encode(waves))
+        # Level 1 reads the first half of the features and no other.
+        book = np.asarray(loaded._arrays["codes"][0])
+        first = loaded.features(waves)[0][:, : CONFIG.code_dim]
+        np.testing.assert_array_equal(codes[0][:, 0], ((first[:, None] - book) ** 2).sum(-1).argmin(-1))
+        self.assertTrue(all(np.isfinite(wave).all() for wave in loaded.decode(codes)))
+
+
 class TrainingTest(absltest.TestCase):
     def test_the_result_is_a_function_of_data_config_and_seed(self):
         config = dataclasses.replace(CONFIG, training=dataclasses.replace(CONFIG.training, steps=6))

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from ernie5_jax import data
-from ernie5_jax.data import DataError
+from ernie5_jax.data import DataError, unique_media
 from ernie5_jax.data.encoding import Tokenizers, encode_documents, split_text
 from ernie5_jax.files import FileError
 from ernie5_jax.sequence import Document, EncodedText, Span, document_size
@@ -76,6 +76,18 @@ class ShardsTest(parameterized.TestCase):
                     self.assertEqual(a.value, b.value)
                 else:  # sound is kept in 16 bits, pictures exactly
                     chex.assert_trees_all_close(a.value, b.value, atol=1 / 32767 if a.modality == "audio" else 0)
+
+    def test_every_medium_is_found_once_and_in_order(self):
+        documents = random_documents(30)
+        shards = write([*documents, *documents[::-1]], self.folder)
+        for modality in ("text", "image", "video", "audio"):
+            every = [span.value for document in shards for span in document.spans if span.modality == modality]
+            expected = list({np.asarray(value).tobytes(): value for value in every}.values())
+            found = unique_media([shards, shards], modality)
+            self.assertLess(len(found), len(every))
+            self.assertLen(found, len(expected))
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(a, b)
 
     def test_preparation_resumes_and_ends_like_an_uninterrupted_one(self):
         documents = random_documents(10)
