@@ -14,8 +14,9 @@ def get_config():
         source = SourceConfig(world="digits_recorded", options={"folder": ""})
         config.data.sources = {"recorded": to_plain(source)}
     config.data.audio_corruption = 0.2
-    config.visual.training.steps = 1200
-    config.audio.training.steps = 2000
-    config.training.steps = 3000
+    config.visual.training.steps = 1000
+    config.audio.hidden_size = 192
+    config.audio.training.steps = 1500
+    config.training.steps = 2800
     config.training.checkpoint_every = 500
     return config

@@ -13,7 +13,7 @@ from ernie5_jax import data
 from ernie5_jax.config import ExperimentConfig, from_mapping
 from ernie5_jax.data.documents import DIGIT_WORDS
 from ernie5_jax.data.sizes import check_capacity
-from ernie5_jax.data.worlds import drawing, prose
+from ernie5_jax.data.worlds import drawing, prose, recorded
 from ernie5_jax.testing import tiny_experiment_config
 
 FORM = data.MediaFormat(image_size=16, sample_rate=8000, temporal_stride=4)
@@ -263,12 +263,28 @@ class RecordedTest(absltest.TestCase):
 
     def test_last_takes_of_every_digit_and_speaker_are_held_out(self):
         takes = {}
-        for split, count in (("train", 2), ("test", 8)):
+        # In training 2 takes, each also in 3 perturbed views.
+        for split, count in (("train", 2 + 2 * 3), ("test", 8)):
             speech = [d for d in self.documents(split) if d.meta["task"] == "speech_caption"]
             self.assertEqual(set(Counter((d.meta["digit"], d.meta["voice"]) for d in speech).values()), {count})
-            takes[split] = {round(float(d.spans[0].value[0]) * 32768 / 100) for d in speech}
+            middles = [float(d.spans[0].value[len(d.spans[0].value) * 2 // 3]) for d in speech]
+            takes[split] = {round(middle * 32768 / 100) for middle in middles}
         self.assertEqual(takes["test"], {i for i in range(200) if i % 10 >= 2})
-        self.assertEmpty(takes["train"] & takes["test"])
+        self.assertEqual(takes["train"], {i for i in range(200) if i % 10 < 2})
+
+    def test_views_are_for_understanding_in_training_alone_and_differ_in_tempo_and_start(self):
+        train = self.documents("train")
+        self.assertEqual(Counter(d.meta["task"] for d in train)["speech_generation"], 40)
+        rng = np.random.default_rng(0)
+        views = [recorded.perturbed(np.full(800, 7, np.int16), rng) for _ in range(200)]
+        self.assertBetween(min(rate for _, rate in views), 7200, 7280)
+        self.assertBetween(max(rate for _, rate in views), 8720, 8800)
+        lengths = [len(samples) for samples, _ in views]
+        self.assertBetween(min(lengths), 800, 810)
+        self.assertBetween(max(lengths), 1110, 1119)
+        for samples, _ in views:
+            np.testing.assert_array_equal(samples[-800:], 7)
+            np.testing.assert_array_equal(samples[:-800], 0)
 
     def test_pictures_are_split_in_blocks_and_move(self):
         counts = {split: Counter(d.meta["task"] for d in self.documents(split)) for split in data.SPLITS}

@@ -5,7 +5,8 @@
   shakespeare.txt: text; where it is missing, the prose of the digits world is read.
 
 Held out: the last 1/8 of the pictures as a block, the last 8 recordings of every digit and speaker, the last 1/10 of
-the text. Speakers are the same in both splits.
+the text. Speakers are the same in both splits. Training recordings are also played a little faster, slower and later,
+for understanding only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ernie5_jax.sequence import Document
 PICTURES, RECORDINGS, TEXT = "handwritten_digits_28px.npz", "spoken_digits_8khz.npz", "shakespeare.txt"
 SAMPLE_RATE = 8000
 HELD_OUT_TAKES = 8
+PERTURBED_VIEWS = 3
 
 
 class _FunctionSource:
@@ -56,7 +58,7 @@ def recorded_sources(split: str, form: MediaFormat, folder: str) -> list[Documen
     sounds = _load(root / RECORDINGS, ("audio", "offsets", "label", "speaker", "speaker_names"))
     return [
         *_picture_sources(split, form, pictures, _stamp(root / PICTURES)),
-        _speech_source(split, form, sounds, _stamp(root / RECORDINGS)),
+        *_speech_sources(split, form, sounds, _stamp(root / RECORDINGS)),
         _text_source(split, root / TEXT),
     ]
 
@@ -96,22 +98,40 @@ def held_out_takes(labels: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     return held_out
 
 
-def _speech_source(split: str, form: MediaFormat, data: dict[str, np.ndarray], stamp: list) -> DocumentSource:
+def perturbed(samples: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Samples after up to 40 ms of silence, and a rate at which they sound up to 10 % faster or slower."""
+    silence = np.zeros(rng.integers(0, SAMPLE_RATE // 25), samples.dtype)
+    return np.concatenate([silence, samples]), SAMPLE_RATE * int(rng.integers(90, 111)) // 100
+
+
+def _speech_sources(split: str, form: MediaFormat, data: dict[str, np.ndarray], stamp: list) -> list[DocumentSource]:
     held_out = held_out_takes(data["label"], data["speaker"])
     takes = np.flatnonzero(held_out if split == "test" else ~held_out)
 
-    def speech(index: int) -> Document:
-        number, task = divmod(index, 2)
+    def recording(number: int, task: str, named: bool = False, view: int = 0) -> Document:
         take = int(takes[number])
         digit, speaker = int(data["label"][take]), str(data["speaker_names"][data["speaker"][take]])
-        samples = data["audio"][data["offsets"][take] : data["offsets"][take + 1]]
-        wave = form.fit_audio(samples.astype(np.float32) / 32768, SAMPLE_RATE)
-        named = task == 0 and number % 2 == 1
-        caption = drawing.speech_caption(digit, speaker if named else "")
+        samples, rate = data["audio"][data["offsets"][take] : data["offsets"][take + 1]], SAMPLE_RATE
+        if view:
+            samples, rate = perturbed(samples, np.random.default_rng((take, view)))
+        wave = form.fit_audio(samples.astype(np.float32) / 32768, rate)
         meta = {"digit": digit, "voice": speaker, "speaker": speaker, "unseen_voice": False, "split": split}
-        return captioned(("speech_generation", "speech_caption")[task], wave, caption, **meta)
+        return captioned(task, wave, drawing.speech_caption(digit, speaker if named else ""), **meta)
 
-    return _FunctionSource(2 * len(takes), speech, short_hash(["speech", stamp, split, str(form)]))
+    def speech(index: int) -> Document:
+        number, task = divmod(index, 2)
+        return recording(number, ("speech_generation", "speech_caption")[task], named=not task and number % 2 == 1)
+
+    def view(index: int) -> Document:
+        number, view = divmod(index, PERTURBED_VIEWS)
+        return recording(number, "speech_caption", view=1 + view)
+
+    identity = [stamp, split, str(form)]
+    plain = _FunctionSource(2 * len(takes), speech, short_hash(["speech", *identity]))
+    if split != "train":
+        return [plain]
+    views = _FunctionSource(PERTURBED_VIEWS * len(takes), view, short_hash(["views", PERTURBED_VIEWS, *identity]))
+    return [plain, views]
 
 
 def _text_source(split: str, path: Path) -> DocumentSource:
