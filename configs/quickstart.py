@@ -35,7 +35,7 @@ def get_config():
     config.sequence.audio_inputs = 64
     config.sequence.audio_targets = 64
     config.sequence.audio_level_weights = (2.0, 1.0, 0.5, 0.5)  # the first levels decide what is understood
-    config.training.steps = 800
+    config.training.steps = 780
     config.training.batch_rows = 20
     config.training.log_every = 10
     config.training.checkpoint_every = 200

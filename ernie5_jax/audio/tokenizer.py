@@ -126,7 +126,10 @@ class RvqAudioTokenizer:
         return {name: np.asarray(array) for name, array in flat.items()}
 
     def _config_text(self) -> str:
-        content = {"kind": "rvq_audio_tokenizer", "format": _FORMAT, "config": to_plain(self.config)}
+        config = to_plain(self.config)
+        if not config["split"]:
+            del config["split"]  # younger than the format: tokenizers without it keep their fingerprints
+        content = {"kind": "rvq_audio_tokenizer", "format": _FORMAT, "config": config}
         return json.dumps(content, indent=1, sort_keys=True)
 
 

@@ -159,7 +159,14 @@ def encode_documents(
         return encoder.encode([shards[i] for i in range(start, stop)], start)
 
     write_record_shards(
-        out, identity, len(shards), records, shard_size=shard_size, progress=progress, description=description
+        out,
+        identity,
+        len(shards),
+        records,
+        shard_size=shard_size,
+        workers=2,
+        progress=progress,
+        description=description,
     )
     _write_index(out, identity, visual)
     return EncodedDocuments(out)

@@ -62,9 +62,13 @@ class _Library:
         try:
             copy = _own_copy()
             self.handle = ctypes.CDLL(copy.path)
-        except (ImportError, OSError) as error:
+        except ImportError as error:
             raise SpeechSynthesisError(
                 f"espeak-ng: not usable ({error}), install the 'espeakng-loader' wheel"
+            ) from None
+        except OSError as error:
+            raise SpeechSynthesisError(
+                f"espeak-ng: not usable ({error}), allowed: a temporary folder (TMPDIR) from which libraries are loaded"
             ) from None
         self.chunks: list[bytes] = []
         self.callback = _Callback(self._receive)  # kept alive: the library holds only the address
@@ -177,7 +181,7 @@ def resample(samples: np.ndarray, source_rate: int, target_rate: int) -> np.ndar
     return signal.resample_poly(samples, up, down, window=_low_pass(up, down)).astype(np.float32)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _low_pass(up: int, down: int) -> np.ndarray:
     """The filter that `resample_poly` designs by default, which takes longer than using it on a word."""
     from scipy import signal

@@ -10,6 +10,7 @@ import bisect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def write_record_shards(
     records: Callable[[int, int], Sequence[bytes]],
     *,
     shard_size: int = 1024,
+    workers: int = 1,
     progress: bool = True,
     description: str = "",
 ) -> list[Path]:
@@ -42,8 +44,9 @@ def write_record_shards(
       folder: Where; made if missing.
       identity: What the shards are made of, JSON-able; shards of another identity are removed first.
       count: Items of the source.
-      records: Records of items start ... stop - 1; need not be one per item.
+      records: Records of items start ... stop - 1; need not be one per item. Called from threads.
       shard_size: Items per shard.
+      workers: Shards that are made at a time; more than one pays where `records` waits for JAX.
       progress: Whether to show a bar.
       description: Its text.
 
@@ -61,12 +64,17 @@ def write_record_shards(
         path.unlink()
     shards = -(-count // shard_size)
     paths = [folder / f"records-{i:05d}-of-{shards:05d}.array_record" for i in range(shards)]
-    with tqdm(total=count, desc=description, unit=" documents", disable=not progress, leave=False) as bar:
-        for i, path in enumerate(paths):
-            start, stop = i * shard_size, min(count, (i + 1) * shard_size)
-            if not path.exists():
-                _write_shard(path, records(start, stop))
-            bar.update(stop - start)
+
+    def make(i: int) -> int:
+        start, stop = i * shard_size, min(count, (i + 1) * shard_size)
+        if not paths[i].exists():
+            _write_shard(paths[i], records(start, stop))
+        return stop - start
+
+    bar = tqdm(total=count, desc=description, unit=" documents", disable=not progress, leave=False)
+    with bar, ThreadPoolExecutor(workers) as pool:
+        for made in pool.map(make, range(shards)):
+            bar.update(made)
     write_json(folder / _STATE, {**state, "complete": True}, indent=1, sort_keys=True)
     return paths
 

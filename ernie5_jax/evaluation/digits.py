@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import numpy as np
 
 from ernie5_jax.audio.protocol import AudioTokenizer
@@ -57,12 +58,12 @@ class DigitsSuite:
     def run(self) -> Results:
         """Every task for which there are documents, in a fixed order.
 
-        Two at a time: while one is compiled, which takes one core, another one computes.
+        On CPUs two at a time: while one is compiled, which takes one core, another one computes.
         """
         self._results = Results("digits", sample_rate=self.audio.sample_rate)
         self._references: dict[str, tuple[MediaSet, list[np.ndarray]]] = {}
         self._timed("judges", DigitsSuite._judge_accuracy)  # the others show its numbers
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(2 if jax.default_backend() == "cpu" else 1) as pool:
             for part, lines in pool.map(self._apart, range(len(_TASKS)), *zip(*_TASKS, strict=True)):
                 self._results.extend(part)
                 for line in lines:
@@ -198,6 +199,8 @@ class DigitsSuite:
         self._show_made("image_generation", "image", values, prompts, seen, (seen == asked).tolist(), 8 * _SHOWN)
 
     def _distances(self, samples: np.ndarray, asked: np.ndarray) -> None:
+        if "image" not in self._references:
+            return
         originals, decoded = self._references["image"]
         training, numbers = media_sets.collect(self.training, "image"), self._results.numbers
         numbers["near_duplicates"] = near_duplicates(samples, np.stack(training.values), np.stack(decoded))

@@ -1,4 +1,4 @@
-"""Judges: small classifiers, trained on real training data only, that read digits out of generated media."""
+"""Judges: small classifiers that read digits out of media, trained on real training data (jittered views too) only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,19 +173,18 @@ def train_judges(
       sample_rate: Hz of the audio.
       folder: Where finished judges are kept; those already there are loaded instead.
     """
-    judges: dict[str, Judge] = {}
-    for kind, modality in JUDGED_MODALITIES.items():
+
+    def train(kind: str) -> Judge | None:
         path = folder / f"{kind}.npz" if folder else None
         if path and path.exists():
-            judges[kind] = Judge.load(path)
-            continue
-        media = collect(documents, modality)
+            return Judge.load(path)
+        media = collect(documents, JUDGED_MODALITIES[kind])
         if not len(media):
-            continue
+            return None
         labels: dict[str, Any] = {"digit": media.digits}
         if kind == "video" and all(media.directions):
             labels["direction"] = media.directions
-        judges[kind] = train_judge(
+        judge = train_judge(
             cast(networks.Kind, kind),
             media.values,
             labels,
@@ -194,8 +194,13 @@ def train_judges(
             progress=progress,
         )
         if path:
-            judges[kind].save(path)
-    return judges
+            judge.save(path)
+        return judge
+
+    # Small networks: one alone leaves cores idle.
+    with ThreadPoolExecutor(len(JUDGED_MODALITIES)) as pool:
+        trained = zip(JUDGED_MODALITIES, pool.map(train, JUDGED_MODALITIES), strict=True)
+        return {kind: judge for kind, judge in trained if judge is not None}
 
 
 def _input_shape(kind: networks.Kind, media: Sequence[np.ndarray], sample_rate: int) -> tuple[int, ...]:

@@ -177,10 +177,9 @@ class Engine:
     def _program(self, modality: Modality, room: int, guided: bool, config: GenerationConfig):
         frames = _latent_frames(modality, config, self.tokenizers.visual.temporal_stride)
         key = (modality, room, guided, frames)
-        if key not in self._programs:
-            run = functools.partial(self._run, modality=modality, room=room, guided=guided, frames=frames)
-            self._programs[key] = jax.jit(run, compiler_options=cpu_optimization(1))
-        return self._programs[key]
+        run = functools.partial(self._run, modality=modality, room=room, guided=guided, frames=frames)
+        # In one step, so that two threads share a program.
+        return self._programs.setdefault(key, jax.jit(run, compiler_options=cpu_optimization(1)))
 
     def _run(self, weights, batch, row_index, lengths, index, keys, params, *, modality, room, guided, frames):
         """Prefill once, then one group per forward; traced. Logits stay on the device side of the trace."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ernie5_jax.config import IDENTITY_KEYS, ConfigError, ExperimentConfig, to_plain
+from ernie5_jax.config import IDENTITY_KEYS, ConfigError, ExperimentConfig, from_mapping, to_plain
 from ernie5_jax.training.errors import CheckpointError
 from ernie5_jax.training.paths import FOLDER, find_checkpoint
 
@@ -46,7 +46,8 @@ def check_resumable(workdir: Path, config: ExperimentConfig) -> None:
         return
     file = find_checkpoint(workdir) / "files" / "config.json"
     try:
-        saved = json.loads(file.read_text())
+        # Keys that are younger than the checkpoint had what is their default now.
+        saved = json.loads(config_json(from_mapping(ExperimentConfig, json.loads(file.read_text()))))
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint '{file}': cannot be read ({error}), allowed: an intact config.json"

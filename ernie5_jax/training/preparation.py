@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-from ernie5_jax.config import ExperimentConfig, to_plain
+from ernie5_jax.config import ExperimentConfig, from_mapping, to_plain
 from ernie5_jax.data import (
     DocumentShards,
     HeldOutRows,
@@ -39,7 +40,7 @@ from ernie5_jax.training.errors import CheckpointError
 from ernie5_jax.training.identity import check_resumable, check_tokenizers
 from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.run_data import RunData, files_below
-from ernie5_jax.training.step import TrainProgram
+from ernie5_jax.training.step import TrainProgram, check_rows
 
 STAGES = ("data", "text tokenizer", "visual tokenizer", "audio tokenizer", "encoding")
 _RECIPE = "recipe.json"
@@ -74,6 +75,8 @@ def prepare_run(
     """
     workdir = Path(workdir)
     check_resumable(workdir, config)
+    mesh = make_mesh(config.parallel)
+    check_rows(config, mesh)
     bars = config.training.progress if progress is None else progress
     folder, splits = workdir / "data", ["train"]
     if config.training.evaluate_every:
@@ -83,7 +86,7 @@ def prepare_run(
     # Only now, so that whoever has a mistake in their data hears of it at once.
     newest, program = _newest_step(workdir), None
     if newest < config.training.steps:
-        program = _in_background(functools.partial(_compile, config, first=not newest))
+        program = _in_background(functools.partial(_compile, config, mesh, first=not newest))
     for modality in ("text", "visual", "audio"):
         with stage(f"{modality} tokenizer"):
             _tokenizer(modality, config, workdir / "tokenizers" / modality, documents["train"], bars)
@@ -116,8 +119,8 @@ def _newest_step(workdir: Path) -> int:
     return 0
 
 
-def _compile(config: ExperimentConfig, first: bool) -> TrainProgram:
-    program = TrainProgram(config, make_mesh(config.parallel), preset(config.parallel.rules))
+def _compile(config: ExperimentConfig, mesh: Mesh, first: bool) -> TrainProgram:
+    program = TrainProgram(config, mesh, preset(config.parallel.rules))
     if first:
         program.compile_init()
     return program
@@ -150,14 +153,17 @@ def _tokenizer(
     modality: str, config: ExperimentConfig, folder: Path, documents: Mapping[str, DocumentShards], progress: bool
 ) -> None:
     """Trains the tokenizer of `modality` into `folder`, unless it is there, made from the same things."""
+    settings = getattr(config, modality)
     recipe = {
-        "config": to_plain(getattr(config, modality)),
+        "config": to_plain(settings),
         "seed": config.seed,
         "documents": {name: shards.fingerprint() for name, shards in sorted(documents.items())},
     }
     text = json.dumps(recipe, sort_keys=True)
-    with contextlib.suppress(OSError):
-        if (folder / _RECIPE).read_text() == text:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        made = json.loads((folder / _RECIPE).read_text())
+        made["config"] = to_plain(from_mapping(type(settings), made["config"]))  # younger keys take their defaults
+        if json.dumps(made, sort_keys=True) == text:
             return
     trained = _TRAINERS[modality](config, list(documents.values()), progress)
     temporary = folder.with_name(f".{folder.name}.tmp")

@@ -89,7 +89,8 @@ def make_state(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> Tr
 
 def compile_init(config: ExperimentConfig, mesh: Mesh, rules: ShardingRules) -> Callable[[], TrainState]:
     """`make_state`, compiled."""
-    shardings, options = state_shardings(config, mesh, rules), cpu_optimization(0)
+    shardings = state_shardings(config, mesh, rules)
+    options = cpu_optimization(0, mesh.devices.flat[0].platform)  # it runs once
     return jax.jit(lambda: init_state(config), out_shardings=shardings, compiler_options=options).lower().compile()
 
 

@@ -123,6 +123,15 @@ class TrainedTest(parameterized.TestCase):
         other = type(loaded)(CONFIG, {**loaded._arrays, "codes": loaded._arrays["codes"].at[0, 0, 0].add(1e-6)})
         self.assertNotEqual(other.fingerprint(), loaded.fingerprint())
 
+    def test_a_folder_older_than_a_key_is_the_same_tokenizer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.tokenizer.save(Path(folder))
+            content = json.loads((Path(folder) / "config.json").read_text())
+            self.assertNotIn("split", content["config"])
+            loaded = load_audio_tokenizer(folder)
+        self.assertEqual(loaded.config, CONFIG)
+        self.assertEqual(loaded.fingerprint(), self.tokenizer.fingerprint())
+
     def test_damaged_folder_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
             with self.assertRaisesRegex(AudioError, "audio tokenizer '.*': cannot be read"):

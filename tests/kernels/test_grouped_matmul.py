@@ -7,6 +7,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.kernels.grouped_matmul import moe_ffn
+from ernie5_jax.kernels.grouped_matmul.blocks import block_moe, block_rows
 
 
 def _case(seed: int, tokens: int, width: int, hidden: int, experts: int, k: int, drop: float):
@@ -47,6 +48,15 @@ class MoeFfnTest(parameterized.TestCase):
         }
         scale = 1 + max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(results["dense"]))
         chex.assert_trees_all_close(results["blocks"], results["dense"], atol=2e-6 * scale, rtol=1e-5)
+
+    @parameterized.parameters(1, 7, 8, 64)
+    def test_the_size_of_a_block_changes_nothing(self, block):
+        arguments = _case(6, 90, 8, 4, 6, 2, 0.2)
+        chex.assert_trees_all_close(block_moe(*arguments, block), block_moe(*arguments), atol=1e-5)
+
+    def test_blocks_are_about_as_long_as_an_expert_has_rows(self):
+        sizes = {(4, 32): 8, (256, 32): 8, (257, 32): 16, (512, 32): 16, (5120, 32): 64, (0, 4): 8}
+        self.assertEqual({case: block_rows(*case) for case in sizes}, sizes)
 
     def test_unused_ranks_do_not_reach_any_expert(self):
         x, gates, index, w_in, w_out = _case(5, 12, 8, 4, 6, 2, 0.0)

@@ -26,7 +26,7 @@ def moe_ffn(
       gates: [T, k].
       expert_index: int32 [T, k]; the value E means that this rank is not used.
       w_in: [E, D, 2F], gate half first. w_out: [E, F, D].
-      implementation: "dense" (oracle) or "blocks"; None picks by platform.
+      implementation: "dense" (oracle) or "blocks", which None means.
 
     Returns:
       [T, D].

@@ -18,7 +18,13 @@ from jax import lax
 
 from ernie5_jax.kernels.grouped_matmul.reference import swiglu
 
-BLOCK = 64
+LARGEST_BLOCK = 64
+
+
+def block_rows(pairs: int, experts: int) -> int:
+    """Rows that are multiplied at a time: about as many as an expert has, so that few tokens cost little."""
+    share = -(-pairs // experts)
+    return min(LARGEST_BLOCK, max(8, 1 << (share - 1).bit_length()))
 
 
 def _sort_pairs(expert_index: jax.Array, experts: int):
@@ -86,14 +92,15 @@ def _combine(rows: jax.Array, index: jax.Array, live: jax.Array, weight: jax.Arr
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def block_moe(x, gates, expert_index, w_in, w_out, block: int = BLOCK):
-    """See `moe_ffn`; `block` rows are multiplied at a time."""
+def block_moe(x, gates, expert_index, w_in, w_out, block: int | None = None):
+    """See `moe_ffn`; `block` rows are multiplied at a time (None: see `block_rows`)."""
     return _forward(x, gates, expert_index, w_in, w_out, block)[0]
 
 
 def _forward(x, gates, expert_index, w_in, w_out, block):
     tokens, k = expert_index.shape
     experts = w_in.shape[0]
+    block = block or block_rows(tokens * k, experts)
     order, inverse, start = _sort_pairs(expert_index.astype(jnp.int32), experts)
     order = jnp.concatenate([order, jnp.zeros(block, jnp.int32)])  # room for the last block
     hidden = _dot(x[order // k], w_in, start, block)
@@ -107,6 +114,7 @@ def _forward(x, gates, expert_index, w_in, w_out, block):
 def _backward(block, residuals, g):
     x, gates, w_in, w_out, order, inverse, start, hidden, live = residuals
     k = gates.shape[1]
+    block = block or block_rows(gates.size, w_in.shape[0])
     token = order // k
     used = jnp.arange(order.shape[0]) < start[-1]
     gate = jnp.where(used, gates.reshape(-1)[order], 0).astype(x.dtype)[:, None]
