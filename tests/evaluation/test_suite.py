@@ -133,6 +133,17 @@ class SuiteTest(absltest.TestCase):
         self.assertLen(wrong, 10)
         self.assertTrue(all(example.answer == "a zero" and example.caption != "a zero" for example in wrong))
 
+    def test_held_out_documents_without_a_picture(self):
+        speech = [document for document in self.held_out if document.meta["task"].startswith("speech")]
+        suite = DigitsSuite(
+            FakeEngine(self.training), self.judges, self.training, speech, DummyVisualTokenizer(),
+            DummyAudioTokenizer(), config=EvaluationConfig(samples=8, videos=8), report=lambda line: None,
+        )  # fmt: skip
+        results = suite.run()
+        self.assertEqual(results.scores["image_generation_accuracy"].n, 8)  # asked for by training captions
+        self.assertNotIn("image_variety", results.numbers)
+        self.assertEqual(results.scores["speech_word_accuracy"].value, 1.0)
+
     def test_results_and_summary_round_trip(self):
         results = self.run_suite(FakeEngine(self.training))
         folder = Path(self.create_tempdir().full_path)

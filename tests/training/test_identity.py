@@ -1,4 +1,4 @@
-"""Which checkpoints go with which tokenizers."""
+"""Which checkpoints go with which configuration and tokenizers."""
 
 import json
 import tempfile
@@ -6,8 +6,35 @@ from pathlib import Path
 
 from absl.testing import absltest, parameterized
 
+from ernie5_jax.config import ConfigError, ExperimentConfig, from_mapping, to_plain
 from ernie5_jax.training import CheckpointError
-from ernie5_jax.training.identity import check_tokenizers
+from ernie5_jax.training.identity import check_resumable, check_tokenizers
+
+
+class ConfigTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.workdir = Path(folder.name)
+        self.files = self.workdir / "checkpoints" / "7" / "files"
+        self.files.mkdir(parents=True)
+
+    def write(self, **changes) -> None:
+        config = to_plain(ExperimentConfig())
+        del config["audio"]["split"]  # as before this key existed
+        (self.files / "config.json").write_text(json.dumps(config | changes))
+
+    def test_a_key_younger_than_the_checkpoint_had_its_default(self):
+        self.write()
+        check_resumable(self.workdir, ExperimentConfig())
+        with self.assertRaisesRegex(ConfigError, "'audio.split': found True, allowed: False as in the checkpoint"):
+            check_resumable(self.workdir, from_mapping(ExperimentConfig, {"audio": {"split": True}}))
+
+    def test_what_is_no_configuration_is_named(self):
+        self.write(nonsense=1)
+        with self.assertRaisesRegex(CheckpointError, "config.json': cannot be read .*nonsense"):
+            check_resumable(self.workdir, ExperimentConfig())
 
 
 class TokenizersTest(parameterized.TestCase):
