@@ -1,4 +1,4 @@
-"""Real handwriting and recordings, sized for half an hour on two cores. Name their folder:
+"""Real handwriting and recordings, sized for an hour on two cores. Name their folder:
 
 --config.data.sources.recorded.options.folder=PATH (see `ernie5_jax.data.worlds.recorded` for the files in it).
 """
@@ -16,7 +16,8 @@ def get_config():
     config.data.audio_corruption = 0.2
     config.visual.training.steps = 700
     config.audio.hidden_size = 192
-    config.audio.training.steps = 1000
-    config.training.steps = 1500
+    config.audio.training.steps = 1500
+    config.training.steps = 2600
     config.training.checkpoint_every = 500
+    config.generation.audio_temperature = 0.4
     return config

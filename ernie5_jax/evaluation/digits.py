@@ -134,6 +134,11 @@ class DigitsSuite:
             context |= {"original": accuracy[f"original_{head}"], "ceiling": accuracy[f"round_trip_{head}"]}
         return context
 
+    def _voices(self, known: bool = False) -> str:
+        """Held-out recordings to compare with: unseen voices or `known` ones, the others where there are none."""
+        first, other = ("known_voices", "speech") if known else ("speech", "known_voices")
+        return first if first in self._references else other
+
     def _score(self, name: str, right: Sequence[bool], context: dict[str, float], **more: float) -> None:
         self._results.scores[name] = score = Score.of(right, **context, **more)
         self.report(score.line(name.removesuffix("_accuracy")))
@@ -149,14 +154,16 @@ class DigitsSuite:
 
     def _understand(self, task: str, kind: str, name: str) -> None:
         documents = media_sets.of_task(self.held_out, task, labelled=True)
-        documents = [document for document in documents if document.meta.get("unseen_voice") is not False]
+        # Voices that training never had, where there are any.
+        documents = [d for d in documents if d.meta.get("unseen_voice") is not False] or documents
         if not documents or kind not in self.judges:
             return
         documents = media_sets.balanced(documents, min(len(documents), max(self.config.samples, 1)))
         said = ask(self.engine, documents, seed=self.seed, stream=self._stream)
         right = [digit_in(text) == document.meta["digit"] for text, document in zip(said, documents, strict=True)]
         exact = [same_words(text, caption_of(document)) for text, document in zip(said, documents, strict=True)]
-        self._score(name, right, self._context(kind), exact=float(np.mean(exact)))
+        context = self._context(kind, reference=self._voices() if kind == "speech" else kind)
+        self._score(name, right, context, exact=float(np.mean(exact)))
         wrong_first = (np.flatnonzero(np.array(right) == state)[:_SHOWN].tolist() for state in (False, True))
         chosen = [*next(wrong_first), *next(wrong_first)]
         values = [_medium(documents[i], JUDGED_MODALITIES[kind]) for i in chosen]
@@ -231,7 +238,7 @@ class DigitsSuite:
         values = make(self.engine, prompts, "audio", seed=self.seed, stream=self._stream)
         seen = self.judges["speech"].predict(values)["digit"]
         right = [digit == prompt.meta["digit"] for digit, prompt in zip(seen, prompts, strict=True)]
-        reference = "known_voices" if "known_voices" in self._references else "speech"
+        reference = self._voices(known=True)
         self._score("speech_generation_accuracy", right, self._context("speech", reference=reference))
         self._show_real("speech_generation", reference)
         self._show_made("speech_generation", "speech", values, prompts, seen, right, _SHOWN + 2)

@@ -144,6 +144,16 @@ class SuiteTest(absltest.TestCase):
         self.assertNotIn("image_variety", results.numbers)
         self.assertEqual(results.scores["speech_word_accuracy"].value, 1.0)
 
+    def test_where_every_voice_is_known_they_are_listened_to(self):
+        known = world(24, 1, unseen_voice=False)
+        suite = DigitsSuite(
+            FakeEngine(self.training), self.judges, self.training, known, DummyVisualTokenizer(), DummyAudioTokenizer(),
+            config=EvaluationConfig(samples=8, videos=8), report=lambda line: None,
+        )  # fmt: skip
+        score = suite.run().scores["speech_word_accuracy"]
+        self.assertEqual((score.value, score.n), (1.0, 8))
+        self.assertEqual(score.ceiling, suite._results.judges["known_voices"]["round_trip_digit"])
+
     def test_results_and_summary_round_trip(self):
         results = self.run_suite(FakeEngine(self.training))
         folder = Path(self.create_tempdir().full_path)
