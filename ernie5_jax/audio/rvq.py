@@ -71,8 +71,14 @@ def quantize(codes: jax.Array, x: jax.Array, levels: jax.Array | None = None, *,
         return _residual(codes, x, levels)
     first, rest = jnp.split(x, 2, axis=-1)
     a, b = _residual(codes[:1], first, levels), _residual(codes[1:], rest, None if levels is None else levels - 1)
-    axes = Quantized(codes=-1, quantized=-1, residuals=-2, commit=-1, codebook=-1)
-    return Quantized(*(jnp.concatenate(parts, axis) for *parts, axis in zip(a, b, axes, strict=True)))
+    join = lambda name, axis: jnp.concatenate([getattr(a, name), getattr(b, name)], axis)  # noqa: E731
+    return Quantized(
+        codes=join("codes", -1),
+        quantized=join("quantized", -1),
+        residuals=join("residuals", -2),
+        commit=join("commit", -1),
+        codebook=join("codebook", -1),
+    )
 
 
 def _residual(codes: jax.Array, x: jax.Array, levels: jax.Array | None) -> Quantized:

@@ -54,6 +54,7 @@ class DigitsSuite:
     losses: Callable[[Sequence[Document]], dict[str, Any]] | None = None
     seed: int = 0
     report: Callable[[str], None] = print
+    _stream: int = dataclasses.field(default=0, init=False)  # tells the draws of tasks apart
 
     def run(self) -> Results:
         """Every task for which there are documents, in a fixed order.
