@@ -1,6 +1,6 @@
 """Residual vector quantisation with codebooks that follow moving averages (SoundStream; EnCodec's corrected form).
 
-Level n quantises what the levels before it left over. With `split` (Mimi, arXiv 2410.00037 section 3.3) the first
+Level n quantises what the levels before it left over. With `split` (Mimi, arXiv 2410.00037) the first
 level stands alone: it quantises the first half of a vector, the other levels together the second half, so that what
 the first one says need not serve the details. (The linear maps of Mimi before and after each part are those of the
 encoder's and the decoder's next layer.)

@@ -47,7 +47,7 @@ class Results:
       losses: Held-out losses per modality, from the training objective.
       judges: Accuracy of each judge on held-out originals and round trips, by name.
       routing: Share of routed tokens, `[modality][layer][expert]`.
-      seconds: Wall time by task.
+      seconds: Wall time by task; tasks that ran side by side overlap.
       examples: For the report.
       sample_rate: Hz of audio examples.
     """

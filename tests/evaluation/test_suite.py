@@ -150,9 +150,10 @@ class SuiteTest(absltest.TestCase):
             FakeEngine(self.training), self.judges, self.training, known, DummyVisualTokenizer(), DummyAudioTokenizer(),
             config=EvaluationConfig(samples=8, videos=8), report=lambda line: None,
         )  # fmt: skip
-        score = suite.run().scores["speech_word_accuracy"]
+        results = suite.run()
+        score = results.scores["speech_word_accuracy"]
         self.assertEqual((score.value, score.n), (1.0, 8))
-        self.assertEqual(score.ceiling, suite._results.judges["known_voices"]["round_trip_digit"])
+        self.assertEqual(score.ceiling, results.judges["known_voices"]["round_trip_digit"])
 
     def test_results_and_summary_round_trip(self):
         results = self.run_suite(FakeEngine(self.training))

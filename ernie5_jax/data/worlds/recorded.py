@@ -123,8 +123,8 @@ def _speech_sources(split: str, form: MediaFormat, data: dict[str, np.ndarray], 
         return recording(number, ("speech_generation", "speech_caption")[task], named=not task and number % 2 == 1)
 
     def view(index: int) -> Document:
-        number, view = divmod(index, PERTURBED_VIEWS)
-        return recording(number, "speech_caption", view=1 + view)
+        number, nth = divmod(index, PERTURBED_VIEWS)
+        return recording(number, "speech_caption", view=1 + nth)
 
     identity = [stamp, split, str(form)]
     plain = _FunctionSource(2 * len(takes), speech, short_hash(["speech", *identity]))
