@@ -15,6 +15,7 @@ def get_config():
             "video_generation": 0.12,
             "text": 0.04,
         }
+    config.visual.training.steps = 310
     config.data.visual_corruption = 0.2
     config.data.audio_corruption = 0.1
     config.model.hidden_size = 128
@@ -35,7 +36,7 @@ def get_config():
     config.sequence.audio_inputs = 64
     config.sequence.audio_targets = 64
     config.sequence.audio_level_weights = (2.0, 1.0, 0.5, 0.5)  # the first levels decide what is understood
-    config.training.steps = 780
+    config.training.steps = 760
     config.training.batch_rows = 20
     config.training.log_every = 10
     config.training.checkpoint_every = 200

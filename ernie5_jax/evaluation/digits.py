@@ -26,9 +26,9 @@ from ernie5_jax.evaluation.variety import image_variety, near_duplicates
 from ernie5_jax.sequence.types import Document
 from ernie5_jax.vision.protocol import VisualTokenizer
 
-_CEILING_ITEMS = 400
+_CEILING_ITEMS = 300
 _SHOWN = 10
-_LOSS_DOCUMENTS = 200
+_LOSS_DOCUMENTS = 100
 
 
 @dataclasses.dataclass
