@@ -19,7 +19,7 @@ from ernie5_jax.model import UnifiedModel
 REPOSITORY = Path(__file__).resolve().parents[1]
 # cli is the helper that all scripts share.
 SCRIPTS = sorted({path.stem for path in (REPOSITORY / "experiments").glob("*.py")} - {"__init__", "cli"})
-CONFIGS = sorted({path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"__init__"})
+CONFIGS = sorted({path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"__init__", "from_checkpoint"})
 MODULES = sorted(module.name for module in pkgutil.walk_packages(ernie5_jax.__path__, "ernie5_jax."))
 HEAVY = ("flax", "grain", "matplotlib", "optax", "orbax", "sklearn", "tensorflow_datasets", "tensorboardX")
 

@@ -3,7 +3,7 @@
 from ernie5_jax.config.base import ConfigError, from_mapping, require, to_config_dict, to_plain
 from ernie5_jax.config.data import CAPACITIES, DataConfig, SelfCorrectionConfig, SequenceConfig, SourceConfig
 from ernie5_jax.config.experiment import IDENTITY_KEYS, ExperimentConfig
-from ernie5_jax.config.model import ModelConfig, RouterConfig
+from ernie5_jax.config.model import ModelConfig, RouterConfig, StackConfig
 from ernie5_jax.config.tokenizers import (
     AudioTokenizerConfig,
     TextTokenizerConfig,
@@ -35,6 +35,7 @@ __all__ = [
     "OptimizerConfig",
     "ParallelConfig",
     "RouterConfig",
+    "StackConfig",
     "SelfCorrectionConfig",
     "SequenceConfig",
     "SourceConfig",

@@ -87,5 +87,6 @@ IDENTITY_KEYS = (
     "training.batch_rows",
     "training.micro_batches",
     "training.precision",
+    "training.init_from",
 )
 """Keys a resumed run must share with its checkpoint (`model.remat` excepted: it changes no value)."""

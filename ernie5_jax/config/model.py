@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Literal
 
 from ernie5_jax.config.base import require
@@ -36,6 +37,23 @@ class RouterConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class StackConfig:
+    """Consecutive layers that are alike: a stack of the backbone.
+
+    Attributes:
+      name: Of its parameters: the kind, and a number from the second stack of a kind on.
+      kind: "dense", or "moe" / "codec", which have the same sparse layer.
+      count: Layers.
+      router: Of its sparse layers; None where they are dense.
+    """
+
+    name: str
+    kind: Literal["dense", "moe", "codec"]
+    count: int
+    router: RouterConfig | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """One decoder-only model over text, image, video and audio.
 
@@ -50,6 +68,8 @@ class ModelConfig:
       num_heads, num_kv_heads, head_dim: N, K, H of attention.
       dense_width, expert_width, shared_expert_width: Inner widths of SwiGLU; shared_expert_width = 0 leaves it out.
       router: Of every MoE layer.
+      sparse_stacks: (layers, experts, top_k) of consecutive sparse layers, codec layers last, where these differ
+        between layers, as in an extracted submodel; `router` then holds the largest of both. Empty = all like `router`.
       rope_base, rope_pairing: Rotary positions: which channels turn together, and how fast.
       norm_eps: Of RMSNorm.
       init_scale: Standard deviation of initial weights.
@@ -73,6 +93,7 @@ class ModelConfig:
     expert_width: int = 48
     shared_expert_width: int = 128
     router: RouterConfig = dataclasses.field(default_factory=RouterConfig)
+    sparse_stacks: tuple[tuple[int, int, int], ...] = ()
     rope_base: float = 1_000_000.0
     rope_pairing: Literal["interleaved", "half"] = "interleaved"
     norm_eps: float = 1e-5
@@ -104,16 +125,56 @@ class ModelConfig:
         )
         require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (rotary pairs)")
         require(self.num_layers >= 1, "num_moe_layers", self.num_moe_layers, "at least one layer in all")
+        self._check_sparse_stacks()
+
+    def _check_sparse_stacks(self) -> None:
+        if not self.sparse_stacks:
+            return
+        stacks, router = self.sparse_stacks, self.router
+        for count, experts, top_k in stacks:
+            found = (count, experts, top_k)
+            require(count >= 1 and 1 <= top_k <= experts, "sparse_stacks", found, "layers >= 1, 1 <= top_k <= experts")
+        layers = sum(count for count, _, _ in stacks)
+        require(layers == self.num_routed_layers, "sparse_stacks", layers, f"{self.num_routed_layers} layers in all")
+        largest = tuple(max(stack[i] for stack in stacks) for i in (1, 2))
+        allowed = f"the largest of sparse_stacks, {largest}"
+        require((router.num_experts, router.top_k) == largest, "router", (router.num_experts, router.top_k), allowed)
+        require(not self.elastic, "elastic", self.elastic, "False where sparse_stacks differ")
 
     @property
     def num_codec_layers(self) -> int:
         return -(-self.audio_levels // self.levels_per_codec_layer)
 
     @property
-    def stacks(self) -> tuple[tuple[str, int], ...]:
-        """`(kind, count)` of every homogeneous stack, in order, empty ones left out."""
-        stacks = (("dense", self.num_dense_layers), ("moe", self.num_moe_layers), ("codec", self.num_codec_layers))
-        return tuple(stack for stack in stacks if stack[1])
+    def stacks(self) -> tuple[StackConfig, ...]:
+        """Every homogeneous stack, in order, empty ones left out (decisions section 5)."""
+        routers = self.layer_routers
+        kinds: list[tuple[Literal["dense", "moe", "codec"], RouterConfig | None]] = [
+            *[("dense", None)] * self.num_dense_layers,
+            *[("moe", router) for router in routers[: self.num_moe_layers]],
+            *[("codec", router) for router in routers[self.num_moe_layers :]],
+        ]
+        stacks: list[StackConfig] = []
+        for (kind, router), layers in itertools.groupby(kinds):
+            number = sum(stack.kind == kind for stack in stacks)
+            stacks.append(StackConfig(f"{kind}_{number}" if number else kind, kind, len(list(layers)), router))
+        return tuple(stacks)
+
+    @property
+    def layer_routers(self) -> tuple[RouterConfig, ...]:
+        """Of every routed layer, in order."""
+        if not self.sparse_stacks:
+            return (self.router,) * self.num_routed_layers
+        return tuple(
+            dataclasses.replace(self.router, num_experts=experts, top_k=top_k)
+            for count, experts, top_k in self.sparse_stacks
+            for _ in range(count)
+        )
+
+    @property
+    def num_routed_layers(self) -> int:
+        """L_routed, layers that have a router."""
+        return self.num_moe_layers + self.num_codec_layers
 
     @property
     def num_layers(self) -> int:

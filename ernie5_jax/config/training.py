@@ -81,9 +81,17 @@ class LossConfig:
 class ElasticSamplingConfig:
     """Which submodel an optimiser step trains (ERNIE 5.0 section 3.3); all probabilities 1 = always the full model.
 
+    The report's own probabilities are .75, .8 and .8.
+
     Attributes:
       full_depth, full_width, full_top_k: Probability of the full setting of each axis, drawn independently.
       min_layers, min_experts, min_top_k: Lower ends of the reduced settings.
+      max_layers, max_experts, max_top_k: Upper ends; 0 = one less than the full setting.
+      granularity: "microbatch" draws one submodel per accumulation step: skipped layers cost nothing, and full and
+        reduced models meet in one update where there are several. "row" gives every packed row its own: more of them
+        per update, but a layer that one row needs runs for all, so depth saves no time.
+      layer_choice: Which layers between the first and the codec layers stay: "random" or "even"ly spaced ones.
+      expert_choice: "random" draws a subset in every layer, "nested" keeps the first ones.
     """
 
     full_depth: float = 1.0
@@ -92,12 +100,20 @@ class ElasticSamplingConfig:
     min_layers: int = 1
     min_experts: int = 1
     min_top_k: int = 1
+    max_layers: int = 0
+    max_experts: int = 0
+    max_top_k: int = 0
+    granularity: Literal["microbatch", "row"] = "microbatch"
+    layer_choice: Literal["random", "even"] = "random"
+    expert_choice: Literal["random", "nested"] = "random"
 
     def __post_init__(self):
         for key in ("full_depth", "full_width", "full_top_k"):
             require(0 <= getattr(self, key) <= 1, key, getattr(self, key), "0 ... 1")
-        for key in ("min_layers", "min_experts", "min_top_k"):
-            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        for axis in ("layers", "experts", "top_k"):
+            low, high = getattr(self, f"min_{axis}"), getattr(self, f"max_{axis}")
+            require(low >= 1, f"min_{axis}", low, ">= 1")
+            require(high == 0 or high >= low, f"max_{axis}", high, f"0 or >= min_{axis} = {low}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +126,7 @@ class TrainingConfig:
       micro_batches: Gradient-accumulation steps.
       precision: Parameter and compute types.
       log_every, checkpoint_every, evaluate_every: In steps; 0 = never (a last checkpoint is always written).
+      init_from: Run folder or checkpoint whose parameters and tokenizers a new run starts from; empty = from scratch.
       keep_checkpoints: Latest ones kept; the best by held-out loss is kept besides.
       evaluate_rows: Held-out rows of one evaluation.
       tensorboard: Whether TensorBoard files are written.
@@ -124,6 +141,7 @@ class TrainingConfig:
     checkpoint_every: int = 200
     evaluate_every: int = 0
     evaluate_rows: int = 16
+    init_from: str = ""
     keep_checkpoints: int = 2
     tensorboard: bool = True
     progress: bool = True

@@ -5,68 +5,78 @@ from __future__ import annotations
 import numpy as np
 
 from ernie5_jax.config import ElasticSamplingConfig, ModelConfig
+from ernie5_jax.elastic.choice import fixed_layers, keep_layers, largest
 from ernie5_jax.model.elastic_mask import ElasticMask
 
 _STREAM = 3  # apart from other draws of the same seed
 
 
 def sample_mask(rng: np.random.Generator, model: ModelConfig, config: ElasticSamplingConfig) -> ElasticMask:
-    """Draws one submodel for a whole micro-batch (R = 1).
+    """Draws one submodel (R = 1).
 
     Depth, width and sparsity are drawn independently. With probability 1 - full_* an axis is reduced:
-      depth: n ~ U{min_layers ... L - 1} layers, the first and the codec layers always among them;
-      width: m ~ U{min_experts ... E - 1} experts, the same m in all layers, a different subset in each;
-      sparsity: k ~ U{min_top_k ... top_k - 1}; never more than m.
+      depth: n ~ U{min_layers ... max_layers} layers, the first and the codec layers always among them;
+      width: m ~ U{min_experts ... max_experts} experts, the same m in all layers;
+      sparsity: k ~ U{min_top_k ... max_top_k}; never more than m.
 
     Args:
       rng: Source of all draws.
       model: Sizes.
-      config: Probabilities and lower ends.
+      config: Probabilities, ranges, and which layers and experts stay.
 
     Returns:
       The mask, numpy: on the host, because generators of random numbers take long to compile.
     """
     layers, experts = model.num_layers, model.router.num_experts
-    fixed = np.zeros(layers, bool)
-    fixed[0] = True
-    fixed[layers - model.num_codec_layers :] = True
-    live = _size(rng, config.full_depth, max(config.min_layers, int(fixed.sum())), layers)
-    width = _size(rng, config.full_width, config.min_experts, experts)
-    top_k = _size(rng, config.full_top_k, config.min_top_k, model.router.top_k)
-    order = np.where(fixed, -1.0, rng.random(layers))
-    lottery = rng.random((layers, experts))
+    least = max(config.min_layers, int(fixed_layers(model).sum()))
+    depth = _size(rng, config.full_depth, least, config.max_layers, layers)
+    width = _size(rng, config.full_width, config.min_experts, config.max_experts, experts)
+    top_k = _size(rng, config.full_top_k, config.min_top_k, config.max_top_k, model.router.top_k)
+    # Drawn whether needed or not: the choice of one axis moves no draw of another.
+    layer_lottery, expert_lottery = rng.random(layers), rng.random((layers, experts))
+    if config.expert_choice == "nested":
+        expert_lottery = np.broadcast_to(-np.arange(experts), (layers, experts))
     return ElasticMask(
-        layers=(_rank(order) < live)[None],
-        experts=(_rank(lottery) < width)[None],
+        layers=keep_layers(model, depth, None if config.layer_choice == "even" else layer_lottery)[None],
+        experts=largest(expert_lottery, width)[None],
         top_k=np.full((1, layers), min(top_k, width), np.int32),
     )
 
 
-def step_masks(seed: int, step: int, count: int, model: ModelConfig, config: ElasticSamplingConfig) -> ElasticMask:
-    """Masks of all micro-batches of a step, leading axis [count]; a pure function of (seed, step, micro-batch).
+def step_masks(
+    seed: int, step: int, count: int, model: ModelConfig, config: ElasticSamplingConfig, rows: int = 1
+) -> ElasticMask:
+    """Masks of all micro-batches of a step, leading axis [count]; a pure function of (seed, step, number).
 
     Args:
       seed: Of the run.
       step: Optimiser steps taken before this one.
       count: Micro-batches.
       model: Sizes.
-      config: Probabilities and lower ends.
+      config: Probabilities, ranges and granularity.
+      rows: Of a micro-batch; each has a submodel of its own where `config.granularity` is "row".
+
+    Returns:
+      The masks [count, R, ...] with R = 1 or `rows`, numbered through.
     """
-    masks = [sample_mask(np.random.default_rng((seed, _STREAM, step, i)), model, config) for i in range(count)]
-    return ElasticMask(
-        layers=np.stack([mask.layers for mask in masks]),
-        experts=np.stack([mask.experts for mask in masks]),
-        top_k=np.stack([mask.top_k for mask in masks]),
-    )
+    per_micro = rows if config.granularity == "row" else 1
+    drawn = [
+        sample_mask(np.random.default_rng((seed, _STREAM, step, i)), model, config) for i in range(count * per_micro)
+    ]
+
+    def stacked(name: str) -> np.ndarray:
+        whole = np.concatenate([getattr(mask, name) for mask in drawn])
+        return whole.reshape(count, per_micro, *whole.shape[1:])
+
+    return ElasticMask(layers=stacked("layers"), experts=stacked("experts"), top_k=stacked("top_k"))
 
 
-def _size(rng: np.random.Generator, full_probability: float, least: int, full: int) -> int:
-    """`full` with the given probability, else uniform in {least ... full - 1}; `full` where that is empty."""
+def _size(rng: np.random.Generator, full_probability: float, least: int, most: int, full: int) -> int:
+    """`full` with the given probability, else uniform in {least ... most}; `full` where that is empty.
+
+    `most` = 0 means `full` - 1.
+    """
+    most = min(most or full - 1, full - 1)
     keep = rng.random() < full_probability
-    reduced = int(rng.integers(min(least, full - 1), full)) if full > 1 else full
-    return full if keep or least >= full else reduced
-
-
-def _rank(x: np.ndarray) -> np.ndarray:
-    """Rank of every entry along the last axis, 0 = smallest."""
-    return x.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
+    reduced = int(rng.integers(min(least, most), most + 1)) if full > 1 else full
+    return full if keep or least > most else reduced

@@ -77,6 +77,32 @@ def line_chart(steps: Sequence[float], values: Sequence[float | None], label: st
     return f'<div class="plot" data-points="{html.escape(json.dumps(hover))}">{"".join(parts)}</div>'
 
 
+def scatter_chart(points: Sequence[tuple[float, float, str, bool]], label: str) -> str:
+    """Points (x, y, name shown on hovering, whether filled); the filled ones are joined by a line in the order of x."""
+    x, y = (np.array([point[i] for point in points], np.float64) for i in (0, 1))
+    (left, right), (low, high) = (_padded(float(v.min()), max(float(v.max()), float(v.min()) + 1e-6)) for v in (x, y))
+    to_x = lambda v: _LEFT + (v - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)  # noqa: E731
+    to_y = lambda v: _TOP + (high - v) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)  # noqa: E731
+    parts = [_open(_WIDTH, _HEIGHT, label, "chart text")]
+    for tick in nice_ticks(low, high, 5):
+        at = to_y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{_number(tick)}</text>')
+    for tick in nice_ticks(left, right):
+        parts.append(
+            f'<text class="tick" x="{to_x(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>'
+        )
+    filled = np.array(sorted((px, py) for px, py, _, full in points if full)).reshape(-1, 2)
+    parts.append(f'<polyline class="line" points="{_points(to_x(filled[:, 0]), to_y(filled[:, 1]))}"/>')
+    for px, py, name, full in points:
+        kind = "end" if full else "end hollow"
+        parts.append(
+            f'<circle class="{kind}" cx="{to_x(px):.1f}" cy="{to_y(py):.1f}" r="4">'
+            f"<title>{html.escape(name)}: {py:.4g}</title></circle>"
+        )
+    return "".join(parts) + "</svg>"
+
+
 def score_bar(value: float, interval: tuple[float, float], ceiling: float | None, chance: float | None) -> str:
     """A bar from 0 to 100 % with its interval, a tick at the ceiling and one at chance."""
     width, height = 220, 22

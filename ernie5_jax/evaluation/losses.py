@@ -12,7 +12,7 @@ import numpy as np
 from ernie5_jax.config import ExperimentConfig
 from ernie5_jax.evaluation.errors import EvaluationError
 from ernie5_jax.metrics import max_violation, normalized_entropy
-from ernie5_jax.model import make_apply
+from ernie5_jax.model import ElasticMask, full_mask, make_apply
 from ernie5_jax.sequence import Batch, EncodedDocument, document_size, layout, pack, plan_rows, sizes_array, stack
 from ernie5_jax.text.special_tokens import PAD
 from ernie5_jax.training.metrics import diagnostic_sums, summarize
@@ -24,7 +24,8 @@ INPUT_KINDS = ("text", "visual", "understand", "audio")
 
 
 class HeldOut:
-    """The full model over documents, without dropout, flips or elastic masks. Compiled once, for one batch shape.
+    """The model, or a submodel of it, over documents, without dropout or flips. Compiled once, for one batch shape
+    and all submodels.
 
     Args:
       config: Of the experiment.
@@ -34,7 +35,7 @@ class HeldOut:
 
     def __init__(self, config: ExperimentConfig, params: Any, router_bias: Any):
         self.config = config
-        self._weights = params, jnp.asarray(router_bias)
+        self.weights = params, jnp.asarray(router_bias)
         scales = config.visual.scales
         self._pyramid = ScalePyramid(tuple((side, side) for side in scales), config.visual.bits)
         self._step = jax.jit(self._make_step())
@@ -42,8 +43,8 @@ class HeldOut:
     def _make_step(self) -> Any:
         apply, model = make_apply(self.config.model), self.config.model
 
-        def step(params: Any, router_bias: jax.Array, batch: Batch, kinds: jax.Array) -> dict[str, Any]:
-            output = apply(params, router_bias, batch, None, return_routing=True)
+        def step(params: Any, router_bias: jax.Array, mask: Any, batch: Batch, kinds: jax.Array) -> dict[str, Any]:
+            output = apply(params, router_bias, batch, mask, return_routing=True)
             experts = jax.nn.one_hot(output.router.expert_index, model.router.num_experts).sum(-2)  # [L, B, S, E]
             used = jnp.einsum("lbse,bsm->mle", experts, kinds)
             return {"sums": loss_sums(output, batch), "use": used, **diagnostic_sums(output, batch, model)}
@@ -75,8 +76,12 @@ class HeldOut:
             found.append(stack(part + [empty] * (count - len(part))))
         return found
 
-    def __call__(self, documents: Sequence[EncodedDocument]) -> dict[str, Any]:
+    def __call__(self, documents: Sequence[EncodedDocument], mask: ElasticMask | None = None) -> dict[str, Any]:
         """Losses and routing of `documents`.
+
+        Args:
+          documents: Encoded ones.
+          mask: Submodel (of an elastic model only); None is the full model.
 
         Returns:
           What `training.metrics.summarize` gives (`loss_<modality>` in nats, `bit_accuracy`, ...), and
@@ -88,19 +93,25 @@ class HeldOut:
         """
         if not documents:
             raise EvaluationError("held-out losses: found no documents, allowed: at least one")
+        return self.measure(self.batches(documents), mask)
+
+    def measure(self, batches: Sequence[Batch], mask: ElasticMask | None = None) -> dict[str, Any]:
+        """`__call__` on what `batches` made of the documents."""
+        if self.config.model.elastic:
+            mask = jax.tree.map(jnp.asarray, mask or full_mask(self.config.model))
         total: dict[str, Any] | None = None
-        for batch in self.batches(documents):
-            found = self._step(*self._weights, batch, _input_kinds(batch)) | {"denominators": batch.denominators}
+        for batch in batches:
+            found = self._step(*self.weights, mask, batch, _input_kinds(batch)) | {"denominators": batch.denominators}
             found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
             total = found if total is None else jax.tree.map(np.add, total, found)
         assert total is not None
-        record = summarize(total)
+        record = summarize(total, self.config.model)
         record["text_bits_per_byte"] = record.pop("bits_per_byte", None)
-        entropy = normalized_entropy(total["counts"])
+        experts = np.array([router.num_experts for router in self.config.model.layer_routers])
         record |= {
             "expert_use": expert_use(total["use"]),
-            "min_normalized_entropy": float(np.nanmin(entropy)),
-            "max_violation": float(np.nanmax(max_violation(total["counts"]))),
+            "min_normalized_entropy": float(np.nanmin(normalized_entropy(total["counts"], experts))),
+            "max_violation": float(np.nanmax(max_violation(total["counts"], experts))),
         }
         return record
 

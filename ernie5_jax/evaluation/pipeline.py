@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ernie5_jax.config import EvaluationConfig, ExperimentConfig, to_plain
 from ernie5_jax.data import encode_in_memory, prepare_documents
+from ernie5_jax.data.manifest import check_manifest
 from ernie5_jax.evaluation.captions import digit_in, same_words
 from ernie5_jax.evaluation.digits import DigitsSuite
 from ernie5_jax.evaluation.errors import EvaluationError
@@ -19,7 +23,8 @@ from ernie5_jax.evaluation.results import Results
 from ernie5_jax.evaluation.scores import Score
 from ernie5_jax.evaluation.tasks import ask
 from ernie5_jax.generation import Engine, LoadedModel, load
-from ernie5_jax.sequence import Document
+from ernie5_jax.model import ElasticMask
+from ernie5_jax.sequence import Document, EncodedDocument
 from ernie5_jax.training.accounting import parameter_totals
 
 SUITES = ("digits",)
@@ -50,9 +55,13 @@ class Opened:
     def step(self) -> int:
         return self.model.step
 
-    def losses(self, documents: Sequence[Document]) -> dict[str, Any]:
+    def losses(self, documents: Sequence[Document], mask: ElasticMask | None = None) -> dict[str, Any]:
         """Losses, routing and bits per byte of raw documents, see `HeldOut`."""
-        return self.held_out(encode_in_memory(documents, self.model.tokenizers, self.config.sequence, split_prose=True))
+        return self.held_out(self.encode(documents), mask)
+
+    def encode(self, documents: Sequence[Document]) -> list[EncodedDocument]:
+        """Documents as the model reads them; prose is cut into rows."""
+        return encode_in_memory(documents, self.model.tokenizers, self.config.sequence, split_prose=True)
 
     def identity(self) -> dict[str, Any]:
         """Tells whether saved results are those of this checkpoint and suite."""
@@ -92,6 +101,27 @@ def split_documents(config: ExperimentConfig, folder: Path, split: str, *, progr
     """
     prepared = prepare_documents(config, folder, split, progress=progress)
     return [document for shards in prepared.values() for document in shards]
+
+
+def held_out_documents(opened: Opened, folder: Path, manifest: str, count: int) -> list[Document]:
+    """`count` evenly spread documents of a manifest, or of the held-out split where that is "".
+
+    Args:
+      opened: The checkpoint.
+      folder: Of prepared documents, see `split_documents`.
+      manifest: JSONL file.
+      count: At most so many.
+
+    Raises:
+      DataError: A manifest or source that cannot be used.
+    """
+    if manifest:
+        checked = check_manifest(manifest, opened.config)
+        documents = [checked[i] for i in range(len(checked))]
+    else:
+        documents = split_documents(opened.config, folder, "test")
+    picked = np.linspace(0, len(documents) - 1, min(count, len(documents))).astype(int)
+    return [documents[i] for i in picked]
 
 
 def check_suite(name: str) -> None:
@@ -135,6 +165,7 @@ def evaluate_suite(
     held_out: Sequence[Document],
     *,
     config: EvaluationConfig | None = None,
+    mask: ElasticMask | None = None,
     seed: int = 0,
     report: Callable[[str], None] = print,
 ) -> Results:
@@ -145,6 +176,7 @@ def evaluate_suite(
       judges: From `make_judges`.
       training, held_out: Documents of both splits.
       config: Sizes of the suite; None takes the checkpoint's.
+      mask: Submodel of an elastic checkpoint; nothing is compiled again for another one.
       seed: Of all draws.
       report: Called with one line per score.
 
@@ -154,14 +186,14 @@ def evaluate_suite(
     config = config or opened.config.evaluation
     check_suite(config.suite)
     suite = DigitsSuite(
-        opened.engine,
+        opened.engine if mask is None else opened.engine.with_mask(mask),
         judges,
         training,
         held_out,
         opened.model.tokenizers.visual,
         opened.model.tokenizers.audio,
         config=config,
-        losses=opened.losses,
+        losses=functools.partial(opened.losses, mask=mask),
         seed=seed,
         report=report,
     )

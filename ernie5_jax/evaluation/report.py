@@ -54,13 +54,6 @@ def build_report(
       metrics: Records of the run, see `training.read_metrics`.
       title: Name of the run.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ernie5_jax.evaluation"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     context = {
         "title": title,
         "summary": summary,
@@ -84,7 +77,18 @@ def build_report(
         "timing": _timing(summary),
         "facts": _facts(summary),
     }
-    return environment.get_template("report.html.j2").render(context)
+    return templates().get_template("report.html.j2").render(context)
+
+
+def templates() -> jinja2.Environment:
+    """The pages of this room; an unknown name in one is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("ernie5_jax.evaluation"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 def write_report(path: Path, *args: Any, **kwargs: Any) -> None:

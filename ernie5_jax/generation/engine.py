@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from ernie5_jax.generation.sampling import SamplingParams, row_keys, sampling_pa
 from ernie5_jax.generation.stepping import Cursor, Weights, advance, prompt_batch
 from ernie5_jax.generation.text import generate_text
 from ernie5_jax.generation.visual import generate_visual
-from ernie5_jax.model import ElasticMask, Params, empty_cache, make_apply
+from ernie5_jax.model import ElasticMask, Params, empty_cache, full_mask, make_apply
 from ernie5_jax.sequence import Document, EncodedDocument, Modality, Prompt, layout_prompt
 from ernie5_jax.vision.pyramid import ScalePyramid
 
@@ -94,6 +95,8 @@ class Engine:
     ):
         self.model, self.tokenizers, self.sequence = model, tokenizers, sequence
         self.config = config or GenerationConfig()
+        if mask is None and model.elastic:
+            mask = full_mask(model)  # as an argument, so that other masks run in the same programs
         self.weights = Weights(params, router_bias, mask)
         self.pyramid = ScalePyramid(tokenizers.visual.scales, tokenizers.visual.bits)
         self._apply = make_apply(model)
@@ -128,6 +131,12 @@ class Engine:
             if result is None:
                 raise GenerationError(f"request {number}: found to={request.to!r}, allowed: {', '.join(HEADS)}")
         return [result for result in results if result is not None]
+
+    def with_mask(self, mask: ElasticMask) -> Engine:
+        """This engine on another submodel; compiled programs are shared, so nothing is compiled again."""
+        other = copy.copy(self)
+        other.weights = Weights(self.weights.params, self.weights.router_bias, jax.tree.map(jnp.asarray, mask))
+        return other
 
     def _encode(self, documents: Sequence[Document | EncodedDocument]) -> list[EncodedDocument]:
         raw = [i for i, document in enumerate(documents) if isinstance(document, Document)]

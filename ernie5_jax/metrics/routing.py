@@ -8,26 +8,30 @@ from collections.abc import Mapping
 import numpy as np
 
 
-def normalized_entropy(counts: np.ndarray) -> np.ndarray:
+def normalized_entropy(counts: np.ndarray, experts: np.ndarray | None = None) -> np.ndarray:
     """Entropy of the expert load over that of a uniform one: NE = -sum_i p_i log p_i / log E.
 
     Args:
       counts: [..., E] tokens per expert, E >= 2, e.g. layers in front.
+      experts: int [...], how many of the E there are, the first ones; None = all.
 
     Returns:
-      float64 [...] in 0 ... 1; NaN where no token was routed.
+      float64 [...] in 0 ... 1; NaN where no token was routed or there is one expert only.
     """
     counts = _checked(counts)
     share = _share(counts)
     log_share = np.log(np.where(share > 0, share, 1))
-    return -np.sum(share * log_share, axis=-1) / np.log(counts.shape[-1])
+    experts = np.asarray(counts.shape[-1] if experts is None else experts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(experts > 1, -np.sum(share * log_share, axis=-1) / np.log(experts), np.nan)
 
 
-def max_violation(counts: np.ndarray) -> np.ndarray:
+def max_violation(counts: np.ndarray, experts: np.ndarray | None = None) -> np.ndarray:
     """Load of the busiest expert over the mean load, minus 1: 0 is perfect balance, E - 1 is collapse.
 
     Args:
       counts: [..., E] tokens per expert, E >= 2.
+      experts: int [...], how many of the E there are, the first ones; None = all.
 
     Returns:
       float64 [...]; NaN where no token was routed.
@@ -35,7 +39,7 @@ def max_violation(counts: np.ndarray) -> np.ndarray:
     Source: arXiv:2408.15664, MaxVio.
     """
     counts = _checked(counts)
-    return _share(counts).max(axis=-1) * counts.shape[-1] - 1
+    return _share(counts).max(axis=-1) * (counts.shape[-1] if experts is None else experts) - 1
 
 
 def top_experts(counts: np.ndarray, fraction: float = 0.25) -> np.ndarray:

@@ -3,7 +3,7 @@
 from ernie5_jax.model.cache import KVCache, empty_cache
 from ernie5_jax.model.elastic_mask import ElasticMask, check_mask, full_mask
 from ernie5_jax.model.experts import RouterStats
-from ernie5_jax.model.functional import Params, init_params, logical_axes, make_apply, num_routed_layers
+from ernie5_jax.model.functional import Params, init_params, logical_axes, make_apply, present_experts
 from ernie5_jax.model.router import Routing, choose_experts
 from ernie5_jax.model.unified_model import ModelOutput, UnifiedModel
 
@@ -22,5 +22,5 @@ __all__ = [
     "init_params",
     "logical_axes",
     "make_apply",
-    "num_routed_layers",
+    "present_experts",
 ]

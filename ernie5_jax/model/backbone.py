@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ernie5_jax.config import ModelConfig
+from ernie5_jax.config import ModelConfig, StackConfig
 from ernie5_jax.model.elastic_mask import ElasticMask
-from ernie5_jax.model.experts import RouterStats, RoutingControl, zero_stats
+from ernie5_jax.model.experts import RouterStats, RoutingControl, pad_stats, zero_stats
 from ernie5_jax.model.layer import DecoderLayer
 from ernie5_jax.nn import AttentionContext, select_module, stack_modules
 
@@ -44,8 +45,9 @@ class Backbone(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        for kind, count in config.stacks:
-            setattr(self, kind, stack_modules(lambda r, kind=kind: DecoderLayer(config, kind, r), count, rngs))
+        for stack in config.stacks:
+            layers = stack_modules(lambda r, stack=stack: DecoderLayer(config, stack.router, r), stack.count, rngs)
+            setattr(self, stack.name, layers)
 
     def __call__(
         self,
@@ -65,7 +67,7 @@ class Backbone(nnx.Module):
           hidden: [B, S, D].
           router_bias: [L_routed, E], sparse and codec layers in order.
           mask: Submodel; None runs the static program.
-          override: int32 [L_routed, B, S, k] choices to replay.
+          override: int32 [L_routed, B, S, k] choices to replay; E marks a rank that is not used.
           caches: (keys, values) per stack.
           after_codec_layer: (codec layer number, hidden) -> hidden with feedback.
 
@@ -73,64 +75,65 @@ class Backbone(nnx.Module):
           hidden, `RouterStats` stacked over routed layers, caches.
         """
         stats, new_caches, layer, routed = [], [], 0, 0
-        for number, (kind, count) in enumerate(self.config.stacks):
+        first_codec = self.config.num_layers - self.config.num_codec_layers
+        for number, stack in enumerate(self.config.stacks):
             inputs = LayerInputs(cache=None if caches is None else caches[number])
             if mask is not None:
-                part = slice(layer, layer + count)
+                part = slice(layer, layer + stack.count)
                 inputs = dataclasses.replace(
                     inputs,
                     live=mask.layers[:, part].T,
                     experts=jnp.moveaxis(mask.experts[:, part], 0, 1),
                     top_k=mask.top_k[:, part].T,
                 )
-            if kind != "dense":
-                part = slice(routed, routed + count)
-                inputs = dataclasses.replace(
-                    inputs, bias=router_bias[part], override=None if override is None else override[part]
-                )
-                routed += count
-            runner = self._unrolled if kind == "codec" else self._scanned
-            hidden, stack_stats, cache = runner(kind, hidden, context, inputs, after_codec_layer, return_index)
-            if kind != "dense":
-                stats.append(stack_stats)
+            if stack.router is not None:
+                inputs = _routing(inputs, stack, slice(routed, routed + stack.count), router_bias, override)
+                routed += stack.count
+            if stack.kind == "codec":
+                read = functools.partial(_shifted, after_codec_layer, layer - first_codec)
+                hidden, stack_stats, cache = self._unrolled(stack, hidden, context, inputs, read, return_index)
+            else:
+                hidden, stack_stats, cache = self._scanned(stack, hidden, context, inputs, return_index)
+            if stack.router is not None:
+                largest = self.config.router
+                stats.append(pad_stats(stack_stats, stack.router.num_experts, largest.num_experts, largest.top_k))
             new_caches.append(cache)
-            layer += count
+            layer += stack.count
         merged = jax.tree.map(lambda *parts: jnp.concatenate(parts), *stats)
         return hidden, merged, None if caches is None else new_caches
 
-    def _scanned(self, kind, hidden, context, inputs: LayerInputs, _, return_index):
-        graph, state = nnx.split(getattr(self, kind))
+    def _scanned(self, stack: StackConfig, hidden, context, inputs: LayerInputs, return_index):
+        graph, state = nnx.split(getattr(self, stack.name))
 
         def step(hidden, xs):
             layer_state, layer_inputs = xs
             layer = nnx.merge(graph, layer_state)
-            hidden, stats, cache = self._layer(kind, layer, hidden, context, layer_inputs, return_index)
+            hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, return_index)
             return hidden, (stats, cache)
 
         hidden, (stats, cache) = jax.lax.scan(step, hidden, (state, inputs))
         return hidden, stats, cache
 
-    def _unrolled(self, kind, hidden, context, inputs: LayerInputs, after_codec_layer, return_index):
-        count = dict(self.config.stacks)[kind]
+    def _unrolled(self, stack: StackConfig, hidden, context, inputs: LayerInputs, after_layer, return_index):
         outputs = []
-        for i in range(count):
-            layer = select_module(getattr(self, kind), i)
+        for i in range(stack.count):
+            layer = select_module(getattr(self, stack.name), i)
             layer_inputs = jax.tree.map(lambda a, i=i: a[i], inputs)
             # Codec layers are never dropped: their heads must read every level.
             layer_inputs = dataclasses.replace(layer_inputs, live=None)
-            hidden, stats, cache = self._layer(kind, layer, hidden, context, layer_inputs, return_index)
-            hidden = after_codec_layer(i, hidden)
+            hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, return_index)
+            hidden = after_layer(i, hidden)
             outputs.append((stats, cache))
         stats, cache = jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
         return hidden, stats, cache
 
-    def _layer(self, kind, layer, hidden, context: AttentionContext, inputs: LayerInputs, return_index):
+    def _layer(self, stack: StackConfig, layer, hidden, context: AttentionContext, inputs: LayerInputs, return_index):
         """One layer, under `lax.cond` when the mask may skip it."""
         active = context.q_segment != 0
         if inputs.live is not None:
             active &= inputs.live[:, None]
         control = None
-        if kind != "dense":
+        if stack.router is not None:
             control = RoutingControl(inputs.bias, active, inputs.experts, inputs.top_k, inputs.override)
 
         def run(hidden, cache):
@@ -144,13 +147,27 @@ class Backbone(nnx.Module):
 
         def skip(hidden, cache):
             stats = None
-            if control is not None:
-                shape = (*hidden.shape[:2], self.config.router.top_k)
+            if stack.router is not None:
+                shape = (*hidden.shape[:2], stack.router.top_k)
                 index = jnp.zeros(shape, jnp.int32) if return_index else None
-                stats = zero_stats(self.config.router.num_experts, index, hidden.dtype)
+                stats = zero_stats(stack.router.num_experts, index, hidden.dtype)
             return hidden, stats, cache
 
         new_hidden, stats, cache = jax.lax.cond(inputs.live.any(), run, skip, hidden, inputs.cache)
         if inputs.live.shape[0] > 1:
             new_hidden = jnp.where(inputs.live[:, None, None], new_hidden, hidden)
         return new_hidden, stats, cache
+
+
+def _routing(
+    inputs: LayerInputs, stack: StackConfig, part: slice, bias: jax.Array, override: jax.Array | None
+) -> LayerInputs:
+    """`inputs` with the stack's own part of what the router reads, in its number of experts and ranks."""
+    assert stack.router is not None
+    if override is not None:
+        override = override[part, ..., : stack.router.top_k]
+    return dataclasses.replace(inputs, bias=bias[part, : stack.router.num_experts], override=override)
+
+
+def _shifted(after_codec_layer: AfterCodecLayer, first: int, i: int, hidden: jax.Array) -> jax.Array:
+    return after_codec_layer(first + i, hidden)

@@ -35,7 +35,7 @@ class KVCache:
 
 def empty_cache(config: ModelConfig, batch: int, capacity: int, *, bounds: int = 2, dtype=jnp.float32) -> KVCache:
     """A cache for `batch` sequences of up to `capacity` positions."""
-    shapes = [(count, batch, capacity, config.num_kv_heads, config.head_dim) for _, count in config.stacks]
+    shapes = [(stack.count, batch, capacity, config.num_kv_heads, config.head_dim) for stack in config.stacks]
     return KVCache(
         keys=tuple(jnp.zeros(shape, dtype) for shape in shapes),
         values=tuple(jnp.zeros(shape, dtype) for shape in shapes),

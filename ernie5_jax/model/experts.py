@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ernie5_jax.config import ModelConfig
+from ernie5_jax.config import ModelConfig, RouterConfig
 from ernie5_jax.kernels.grouped_matmul import moe_ffn
 from ernie5_jax.model.router import Router
 from ernie5_jax.nn import SwiGLU, normal
@@ -56,6 +56,18 @@ class RoutingControl:
     override: Any = None
 
 
+def pad_stats(stats: RouterStats, experts: int, num_experts: int, top_k: int) -> RouterStats:
+    """Statistics of layers with `experts` experts in the shapes of `num_experts` and `top_k`."""
+    index = stats.expert_index
+    if index is not None:
+        index = jnp.where(index == experts, num_experts, index)
+        ranks = [(0, 0)] * (index.ndim - 1) + [(0, top_k - index.shape[-1])]
+        index = jnp.pad(index, ranks, constant_values=num_experts)
+    missing = [(0, 0)] * (stats.counts.ndim - 1) + [(0, num_experts - experts)]
+    counts, eligible = jnp.pad(stats.counts, missing), jnp.pad(stats.eligible_counts, missing)
+    return dataclasses.replace(stats, counts=counts, eligible_counts=eligible, expert_index=index)
+
+
 def zero_stats(num_experts: int, index: jax.Array | None, dtype) -> RouterStats:
     """Stats of a layer that did not run."""
     zeros = jnp.zeros(num_experts, jnp.float32)
@@ -67,10 +79,10 @@ def zero_stats(num_experts: int, index: jax.Array | None, dtype) -> RouterStats:
 class SparseFFN(nnx.Module):
     """Routed experts and an optional shared expert."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, f, e = config.hidden_size, config.expert_width, config.router.num_experts
+    def __init__(self, config: ModelConfig, router: RouterConfig, rngs: nnx.Rngs):
+        d, f, e = config.hidden_size, config.expert_width, router.num_experts
         scale = config.init_scale
-        self.router = Router(d, config.router, scale, rngs)
+        self.router = Router(d, router, scale, rngs)
         self.w_in = normal(rngs, (e, d, 2 * f), ("experts", "embed", "expert_mlp"), scale)
         self.w_out = normal(rngs, (e, f, d), ("experts", "expert_mlp", "embed"), scale)
         shared = config.shared_expert_width

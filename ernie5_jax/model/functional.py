@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ernie5_jax.config import ModelConfig
@@ -16,17 +17,21 @@ from ernie5_jax.nn import logical_axes as module_axes
 Params = dict[str, Any]
 
 
-def num_routed_layers(config: ModelConfig) -> int:
-    """L_routed, layers that have a router."""
-    return config.num_moe_layers + config.num_codec_layers
-
-
 def init_params(config: ModelConfig, seed: int | jax.Array = 0) -> tuple[Params, jax.Array]:
-    """Fresh parameters (pure nested dict, float32) and the router bias, zeros [L_routed, E]. Traceable."""
+    """Fresh parameters (pure nested dict, float32) and the router bias, zeros [L_routed, E]. Traceable.
+
+    E is the largest number of experts; the bias of experts that a layer does not have is never used.
+    """
     # rbg: many small threefry draws would cost more compile time than the model itself.
     model = UnifiedModel(config, nnx.Rngs(params=jax.random.key(seed, impl="rbg")))
-    bias = jnp.zeros((num_routed_layers(config), config.router.num_experts), jnp.float32)
+    bias = jnp.zeros((config.num_routed_layers, config.router.num_experts), jnp.float32)
     return nnx.to_pure_dict(nnx.state(model, nnx.Param)), bias
+
+
+def present_experts(config: ModelConfig) -> np.ndarray:
+    """bool [L_routed, E]: experts that a layer has."""
+    counts = np.array([router.num_experts for router in config.layer_routers])
+    return np.arange(config.router.num_experts) < counts[:, None]
 
 
 def logical_axes(config: ModelConfig) -> Params:

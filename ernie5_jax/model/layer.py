@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
-from ernie5_jax.config import ModelConfig
+from ernie5_jax.config import ModelConfig, RouterConfig
 from ernie5_jax.model.experts import RouterStats, RoutingControl, SparseFFN
 from ernie5_jax.nn import Attention, AttentionContext, RMSNorm, SwiGLU
 
@@ -16,17 +16,17 @@ class DecoderLayer(nnx.Module):
     """h += Attention(RMSNorm(h)); h += FFN(RMSNorm(h)).
 
     Args:
-      kind: "dense", or "moe" / "codec", which have the same sparse layer.
+      router: Of a sparse layer; None makes it dense.
     """
 
-    def __init__(self, config: ModelConfig, kind: str, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, router: RouterConfig | None, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = Attention(config, rngs)
         self.ffn_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        if kind == "dense":
+        if router is None:
             self.ffn = SwiGLU(config.hidden_size, config.dense_width, config.init_scale, rngs)
         else:
-            self.ffn = SparseFFN(config, rngs)
+            self.ffn = SparseFFN(config, router, rngs)
 
     def __call__(
         self,

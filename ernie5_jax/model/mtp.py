@@ -20,7 +20,7 @@ class MTPModule(nnx.Module):
         self.hidden_norm = RMSNorm(d, config.norm_eps)
         self.token_norm = RMSNorm(d, config.norm_eps)
         self.merge = Linear((2 * d, d), ("embed_pair", "embed"), config.init_scale, rngs)
-        self.block = DecoderLayer(config, "dense", rngs)
+        self.block = DecoderLayer(config, None, rngs)
         self.out_norm = RMSNorm(d, config.norm_eps)
 
     def __call__(self, hidden: jax.Array, token: jax.Array, embedding: Embedding, context: AttentionContext):

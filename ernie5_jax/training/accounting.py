@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ernie5_jax.config import ExperimentConfig, ModelConfig
-from ernie5_jax.model import init_params, logical_axes
+from ernie5_jax.model import ElasticMask, init_params, logical_axes
 from ernie5_jax.parallel import DATA_AXIS, path_name, preset
 
 # Dense bfloat16 peak of one chip, FLOP/s (vendors' data sheets).
@@ -40,18 +42,22 @@ class ParameterRow:
     active: int
 
 
-def parameter_table(model: ModelConfig) -> list[ParameterRow]:
-    """All parameters, sorted by path; of experts, top_k / num_experts are active."""
+@functools.lru_cache(maxsize=8)
+def parameter_table(model: ModelConfig) -> tuple[ParameterRow, ...]:
+    """All parameters, sorted by path; of a layer's experts, top_k / num_experts are active."""
     shapes, _ = jax.eval_shape(lambda: init_params(model))
     axes = jax.tree.leaves(logical_axes(model), is_leaf=lambda n: isinstance(n, tuple))
+    routers = {stack.name: stack.router for stack in model.stacks}
     rows = []
     for (path, leaf), names in zip(jax.tree_util.tree_leaves_with_path(shapes), axes, strict=True):
-        count = math.prod(leaf.shape)
+        name, count = path_name(path), math.prod(leaf.shape)
         active = count
         if "experts" in names:
-            active = count * model.router.top_k // model.router.num_experts
-        rows.append(ParameterRow(path_name(path), leaf.shape, names, count, active))
-    return sorted(rows, key=lambda row: row.path)
+            router = routers[name.split("/")[1]]
+            assert router is not None
+            active = count * router.top_k // router.num_experts
+        rows.append(ParameterRow(name, leaf.shape, names, count, active))
+    return tuple(sorted(rows, key=lambda row: row.path))
 
 
 def parameter_totals(model: ModelConfig) -> dict[str, int]:
@@ -64,6 +70,34 @@ def parameter_totals(model: ModelConfig) -> dict[str, int]:
         "backbone_total": sum(row.count for row in backbone),
         "backbone_active": sum(row.active for row in backbone),
     }
+
+
+def submodel_totals(model: ModelConfig, mask: ElasticMask) -> dict[str, int]:
+    """`parameter_totals` of the submodel behind a mask (R = 1), without building it."""
+    live, top_k = np.asarray(mask.layers)[0], np.asarray(mask.top_k)[0]
+    width = np.asarray(mask.experts)[0].sum(-1)
+    first, start = {}, 0
+    for stack in model.stacks:
+        first[stack.name] = start, start + stack.count
+        start += stack.count
+    totals = {"total": 0, "active": 0, "backbone_total": 0, "backbone_active": 0}
+    for row in parameter_table(model):
+        count = active = row.count
+        backbone = row.path.startswith("backbone/")
+        if backbone:
+            layers = slice(*first[row.path.split("/")[1]])
+            kept = used = live[layers].astype(np.int64)
+            each = row.count // len(kept)
+            for axis in ("experts", "router_experts"):
+                if axis in row.axes:
+                    each //= row.shape[row.axes.index(axis)]
+                    kept = kept * width[layers]
+                    used = used * top_k[layers] if axis == "experts" else kept
+            count, active = int(each * kept.sum()), int(each * used.sum())
+        for name, value in (("total", count), ("active", active)):
+            totals[name] += value
+            totals[f"backbone_{name}"] += value if backbone else 0
+    return totals
 
 
 def flops_per_token(model: ModelConfig, length: int, layers: float, top_k: float) -> float:

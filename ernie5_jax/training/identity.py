@@ -10,6 +10,7 @@ from typing import Any
 from ernie5_jax.config import IDENTITY_KEYS, ConfigError, ExperimentConfig, from_mapping, to_plain
 from ernie5_jax.training.errors import CheckpointError
 from ernie5_jax.training.paths import FOLDER, find_checkpoint
+from ernie5_jax.training.restore import load_config
 
 RUN_KEYS = ("model.remat",)
 """Keys inside an identity key that change no value of a run."""
@@ -53,6 +54,21 @@ def check_resumable(workdir: Path, config: ExperimentConfig) -> None:
             f"checkpoint '{file}': cannot be read ({error}), allowed: an intact config.json"
         ) from None
     check_identity(saved, config)
+
+
+def check_start(config: ExperimentConfig) -> None:
+    """Checks that a run can start from the checkpoint `training.init_from`: same model, same tokenizers.
+
+    Raises:
+      ConfigError: Names the first key that differs.
+      CheckpointError: There is no readable checkpoint.
+    """
+    saved, now = (json.loads(config_json(c)) for c in (load_config(config.training.init_from), config))
+    for room in ("model", "text", "visual", "audio"):
+        for path, old, new in _differences(saved[room], now[room], room):
+            if path not in (*RUN_KEYS, "model.elastic"):
+                where = f"as in training.init_from '{config.training.init_from}'"
+                raise ConfigError(f"config key '{path}': found {new!r}, allowed: {old!r} {where}")
 
 
 def check_tokenizers(checkpoint: Path, fingerprints: Mapping[str, str]) -> None:

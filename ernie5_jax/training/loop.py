@@ -26,8 +26,9 @@ from ernie5_jax.training.identity import check_resumable, config_json
 from ernie5_jax.training.metrics import summarize
 from ernie5_jax.training.metrics_log import MetricsLog
 from ernie5_jax.training.objective import MODALITIES
+from ernie5_jax.training.restore import load_run
 from ernie5_jax.training.run_data import RunData
-from ernie5_jax.training.state import evaluation_params, sharded_abstract_state
+from ernie5_jax.training.state import TrainState, evaluation_params, sharded_abstract_state, state_from
 from ernie5_jax.training.step import (
     TrainProgram,
     make_eval_step,
@@ -80,6 +81,8 @@ class _Run:
             self.state = checkpoints.restore(self.start, abstract)
         else:
             self.state = self.program.init()
+            if config.training.init_from:
+                self.state = start_from(config, self.state)
         self.eval_fn = make_eval_step(config, self.mesh, self.rules)
         self.pending: collections.deque[_Pending] = collections.deque()
         self.clock = _Clock(config, self.mesh.shape[DATA_AXIS])
@@ -144,7 +147,7 @@ class _Run:
             self.clock.count(item.batch)
             if item.logged:
                 metrics = jax.device_get(item.metrics)
-                record = {"step": item.step, **summarize(metrics), **item.extra}
+                record = {"step": item.step, **summarize(metrics, self.config.model), **item.extra}
                 record.update(self.clock.lap(record), compilations=self.program.compilations)
                 self.log.write(record)
                 self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
@@ -168,7 +171,7 @@ class _Run:
             total = sums if total is None else jax.tree.map(np.add, total, sums)
         if total is None:
             return {}
-        record = summarize(total)
+        record = summarize(total, self.config.model)
         record["loss"] = sum(record.get(f"loss_{name}", 0.0) for name in MODALITIES)
         return record
 
@@ -214,6 +217,12 @@ class _Clock:
         }
         self.before, self.tokens, self.head_flops, self.steps = now, 0, 0.0, 0
         return fields
+
+
+def start_from(config: ExperimentConfig, fresh: TrainState) -> TrainState:
+    """The state before the first step with the parameters of `training.init_from`, laid out as `fresh` is."""
+    run = load_run(config.training.init_from)
+    return jax.device_put(state_from(config, run.params, run.router_bias), jax.tree.map(lambda x: x.sharding, fresh))
 
 
 def save_batch(path: Path, batch: Batch) -> None:

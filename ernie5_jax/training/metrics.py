@@ -42,7 +42,8 @@ def diagnostic_sums(output: ModelOutput, batch: Batch, model: ModelConfig) -> di
 def mask_sizes(masks: ElasticMask | None, model: ModelConfig) -> dict[str, jax.Array]:
     """live_layers, live_experts (per layer) and top_k, means over micro-batches and rows."""
     if masks is None:
-        sizes = (model.num_layers, model.router.num_experts, model.router.top_k)
+        routers = model.layer_routers or (model.router,)
+        sizes = (model.num_layers, *(np.mean([(r.num_experts, r.top_k) for r in routers], axis=0)))
         return {name: jnp.asarray(s, jnp.float32) for name, s in zip(_MASK_FIELDS, sizes, strict=True)}
     return {
         "live_layers": masks.layers.sum(-1).mean(dtype=jnp.float32),
@@ -54,7 +55,7 @@ def mask_sizes(masks: ElasticMask | None, model: ModelConfig) -> dict[str, jax.A
 _MASK_FIELDS = ("live_layers", "live_experts", "top_k")
 
 
-def summarize(metrics: dict[str, Any]) -> dict[str, Any]:
+def summarize(metrics: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
     """Flat record of a step's (or an evaluation's) metrics, fetched to the host. Absent quantities are left out.
 
     Keys: loss_<modality>, loss_mtp, weight_<modality> (modalities present only), bits_per_byte, bit_accuracy (list per
@@ -79,8 +80,9 @@ def summarize(metrics: dict[str, Any]) -> dict[str, Any]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 record[name] = _numbers(np.asarray(metrics[f"{part}_hits"]) / np.asarray(metrics[f"{part}_count"]))
     if np.shape(metrics["counts"])[-1] > 1:
-        record["normalized_entropy"] = _numbers(normalized_entropy(metrics["counts"]))
-        record["max_violation"] = _numbers(max_violation(metrics["counts"]))
+        experts = np.array([router.num_experts for router in model.layer_routers])
+        record["normalized_entropy"] = _numbers(normalized_entropy(metrics["counts"], experts))
+        record["max_violation"] = _numbers(max_violation(metrics["counts"], experts))
     return record
 
 

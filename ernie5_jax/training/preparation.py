@@ -37,7 +37,7 @@ from ernie5_jax.files import write_file
 from ernie5_jax.parallel import make_mesh, preset
 from ernie5_jax.sequence import Batch, stack
 from ernie5_jax.training.errors import CheckpointError
-from ernie5_jax.training.identity import check_resumable, check_tokenizers
+from ernie5_jax.training.identity import check_resumable, check_start, check_tokenizers
 from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.run_data import RunData, files_below
 from ernie5_jax.training.step import TrainProgram, check_rows
@@ -75,6 +75,8 @@ def prepare_run(
     """
     workdir = Path(workdir)
     check_resumable(workdir, config)
+    if config.training.init_from and not _newest_step(workdir):
+        check_start(config)
     mesh = make_mesh(config.parallel)
     check_rows(config, mesh)
     bars = config.training.progress if progress is None else progress
@@ -152,23 +154,28 @@ def _spread(rows: HeldOutRows, config: ExperimentConfig) -> Iterator[Batch]:
 def _tokenizer(
     modality: str, config: ExperimentConfig, folder: Path, documents: Mapping[str, DocumentShards], progress: bool
 ) -> None:
-    """Trains the tokenizer of `modality` into `folder`, unless it is there, made from the same things."""
-    settings = getattr(config, modality)
-    recipe = {
-        "config": to_plain(settings),
-        "seed": config.seed,
-        "documents": {name: shards.fingerprint() for name, shards in sorted(documents.items())},
-    }
+    """Trains the tokenizer of `modality` into `folder`, unless it is there, made from the same things.
+
+    A run that starts from a checkpoint takes the tokenizers of that one.
+    """
+    settings, start = getattr(config, modality), config.training.init_from
+    if start:
+        recipe: dict[str, Any] = {"config": to_plain(settings), "init_from": start}
+    else:
+        fingerprints = {name: shards.fingerprint() for name, shards in sorted(documents.items())}
+        recipe = {"config": to_plain(settings), "seed": config.seed, "documents": fingerprints}
     text = json.dumps(recipe, sort_keys=True)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         made = json.loads((folder / _RECIPE).read_text())
         made["config"] = to_plain(from_mapping(type(settings), made["config"]))  # younger keys take their defaults
         if json.dumps(made, sort_keys=True) == text:
             return
-    trained = _TRAINERS[modality](config, list(documents.values()), progress)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    trained.save(temporary)
+    if start:
+        shutil.copytree(find_checkpoint(start) / "files" / "tokenizers" / modality, temporary)
+    else:
+        _TRAINERS[modality](config, list(documents.values()), progress).save(temporary)
     write_file(temporary / _RECIPE, text)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)

@@ -26,27 +26,26 @@ def init_state(config: ExperimentConfig) -> TrainState:
     Keys: step int32 []; params; ema_params (same tree, {} when `optimizer.ema_decay` is 0); opt_state {mu, nu};
     router_bias float32 [L_routed, E]; loss_weight_ema {modality: float32 [], 0 = never observed}; rng uint32 [2].
     """
-    params, router_bias = init_params(config.model, config.seed)
-    return _assemble(params, router_bias, config.seed, bool(config.optimizer.ema_decay))
+    return state_from(config, *init_params(config.model, config.seed))
 
 
-def _assemble(params: Any, router_bias: jax.Array, seed: int, with_averages: bool) -> TrainState:
+def state_from(config: ExperimentConfig, params: Any, router_bias: Any, step: int = 0) -> TrainState:
+    """A state that starts from given parameters: moments are zero, the average is the parameters themselves."""
     return {
-        "step": jnp.zeros((), jnp.int32),
+        "step": jnp.asarray(step, jnp.int32),
         "params": params,
-        "ema_params": jax.tree.map(jnp.copy, params) if with_averages else {},
+        "ema_params": jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
         "opt_state": init_optimizer(params),
         "router_bias": router_bias,
         "loss_weight_ema": {name: jnp.zeros((), jnp.float32) for name in MODALITIES},
-        "rng": jax.random.key_data(jax.random.key(seed)),
+        "rng": jax.random.key_data(jax.random.key(config.seed)),
     }
 
 
 def abstract_state(config: ExperimentConfig) -> TrainState:
     """Shapes and types of `init_state`, nothing is computed."""
     params, router_bias = _abstract_params(config.model)
-    with_averages = bool(config.optimizer.ema_decay)
-    return jax.eval_shape(lambda p, b: _assemble(p, b, config.seed, with_averages), params, router_bias)
+    return jax.eval_shape(lambda p, b: state_from(config, p, b), params, router_bias)
 
 
 @functools.lru_cache(maxsize=8)

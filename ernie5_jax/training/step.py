@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ernie5_jax.compiling import cpu_optimization
 from ernie5_jax.config import ConfigError, ExperimentConfig
 from ernie5_jax.elastic import step_masks
-from ernie5_jax.model import ElasticMask, make_apply
+from ernie5_jax.model import ElasticMask, make_apply, present_experts
 from ernie5_jax.parallel import DATA_AXIS, ShardingRules, sum_over_devices, use_rules
 from ernie5_jax.sequence import Batch, pack, stack
 from ernie5_jax.training import objective
@@ -45,17 +45,18 @@ def split_micro_batches(batch: Batch, count: int) -> Batch:
     return Batch(**split, denominators=batch.denominators)
 
 
-def update_router_bias(bias: jax.Array, counts: jax.Array, speed: float) -> jax.Array:
+def update_router_bias(bias: jax.Array, counts: jax.Array, speed: float, present: Any = True) -> jax.Array:
     """Loss-free balancing (arXiv 2408.15664; decisions section 4): b += u sign(mean(c) - c); b -= mean(b).
 
     Args:
       bias: [L, E].
       counts: [L, E], loads of eligible rows; a layer without any keeps its bias.
       speed: u.
+      present: bool [L, E], experts that a layer has.
     """
-    moved = bias + speed * jnp.sign(counts.mean(-1, keepdims=True) - counts)
-    moved = moved - moved.mean(-1, keepdims=True)
-    return jnp.where(counts.sum(-1, keepdims=True) > 0, moved, bias)
+    moved = bias + speed * jnp.sign(counts.mean(-1, keepdims=True, where=present) - counts)
+    moved = moved - moved.mean(-1, keepdims=True, where=present)
+    return jnp.where((counts.sum(-1, keepdims=True) > 0) & present, moved, bias)
 
 
 def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> TrainStep:
@@ -138,7 +139,10 @@ def _apply_gradients(state, batch: Batch, grads, totals, masks, weights, config:
         "ema_params": average(ema, params, state["step"], optimizer.ema_decay) if ema else {},
         "opt_state": opt_state,
         "router_bias": update_router_bias(
-            state["router_bias"], totals["eligible_counts"], config.model.router.bias_update_speed
+            state["router_bias"],
+            totals["eligible_counts"],
+            config.model.router.bias_update_speed,
+            present_experts(config.model),
         ),
         "loss_weight_ema": objective.update_ema(state["loss_weight_ema"], losses, present, config.loss.ema_decay),
         "rng": state["rng"],
@@ -261,7 +265,9 @@ def masks_of_step(config: ExperimentConfig, step: int) -> ElasticMask | None:
     """Masks of all micro-batches of the step after `step` steps; None for a model that is not elastic."""
     if not config.model.elastic:
         return None
-    return step_masks(config.seed, step, config.training.micro_batches, config.model, config.elastic)
+    count = config.training.micro_batches
+    rows = config.training.batch_rows // count
+    return step_masks(config.seed, step, count, config.model, config.elastic, rows)
 
 
 def empty_batch(config: ExperimentConfig) -> Batch:

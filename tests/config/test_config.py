@@ -13,6 +13,7 @@ from ernie5_jax.config import (
     DataConfig,
     ExperimentConfig,
     ModelConfig,
+    RouterConfig,
     SourceConfig,
     VisualTokenizerConfig,
     from_mapping,
@@ -177,9 +178,31 @@ class DocstringTest(parameterized.TestCase):
 class DerivedValuesTest(absltest.TestCase):
     def test_layers(self):
         config = ModelConfig(num_dense_layers=1, num_moe_layers=3, audio_levels=5, levels_per_codec_layer=2)
-        self.assertEqual(config.stacks, (("dense", 1), ("moe", 3), ("codec", 3)))
+        self.assertEqual([(s.name, s.count) for s in config.stacks], [("dense", 1), ("moe", 3), ("codec", 3)])
         self.assertEqual(config.num_layers, 7)
-        self.assertEqual(ModelConfig(num_dense_layers=0, audio_levels=0).stacks, (("moe", 7),))
+        self.assertEqual([(s.kind, s.count) for s in ModelConfig(audio_levels=0).stacks], [("moe", 7)])
+
+    def test_stacks_that_differ(self):
+        stacks = ((2, 16, 4), (3, 32, 2), (1, 8, 1))
+        config = ModelConfig(
+            num_moe_layers=4, audio_levels=4, elastic=False, router=RouterConfig(32, 4), sparse_stacks=stacks
+        )
+        found = [(s.name, s.kind, s.count, s.router.num_experts, s.router.top_k) for s in config.stacks if s.router]
+        expected = [
+            ("moe", "moe", 2, 16, 4),
+            ("moe_1", "moe", 2, 32, 2),
+            ("codec", "codec", 1, 32, 2),
+            ("codec_1", "codec", 1, 8, 1),
+        ]
+        self.assertEqual(found, expected)
+        for wrong, key in (
+            ({"sparse_stacks": ((6, 32, 40),)}, "sparse_stacks"),
+            ({"sparse_stacks": ((5, 32, 4),)}, "sparse_stacks"),
+            ({"router": RouterConfig(64, 4)}, "router"),
+            ({"elastic": True}, "elastic"),
+        ):
+            with self.assertRaisesRegex(ConfigError, f"'{key}'"):
+                dataclasses.replace(config, **wrong)
 
     def test_strides(self):
         visual = VisualTokenizerConfig(patch_size=2, channels=(8, 16), scales=(1, 3), image_size=12)

@@ -110,6 +110,8 @@ class ScriptsTest(absltest.TestCase):
             self.check_generation()
         with self.subTest("evaluate"):
             self.check_evaluation()
+        with self.subTest("submodels"):
+            self.check_submodels()
         with self.subTest("another tokenizer"):
             self.check_exchanged_tokenizer()
         with self.subTest("quickstart and report"):
@@ -171,6 +173,32 @@ class ScriptsTest(absltest.TestCase):
         tasks = ("image_caption_exact", "speech_caption_exact", "video_caption_exact")
         self.assertSameElements(content["scores"], tasks)
         self.assertEqual(content["scores"]["image_caption_exact"]["n"], 6)
+
+    def check_submodels(self):
+        printed = self.run_script("extract_submodel", "--checkpoint=run", "--experts=4", "--top_k=1", "--out=small")
+        self.assertIn("held-out loss", printed)
+        self.run_script("generate", "--checkpoint=small", "--to=text", "--image=0.png", "--out=small.txt")
+        start = f"--config={REPOSITORY / 'configs' / 'from_checkpoint.py'}:small"
+        printed = self.run_script("pretrain", start, "--config.training.steps=1", "--workdir=tuned")
+        self.assertIn("step 1 of 1", printed)
+        printed = self.run_script(
+            "extract_submodel", "--checkpoint=run", "--budget=active=0.9,total=0.7", "--select=even", "--out=smaller"
+        )
+        self.assertIn("chosen", printed)
+        for arguments, culprit in (
+            (("--budget=active=0.001", "--out=none"), "nearest"),
+            (("--budget=half", "--out=none"), "flag --budget"),
+            (("--layers=1", "--out=none"), "layers: found 1"),
+            (("--out=small",), "small"),
+        ):
+            result = self.call("extract_submodel", "--checkpoint=run", *arguments)
+            self.assertEqual(result.returncode, 1)
+            self.assertRegex(result.stderr.splitlines()[-1], f"^error: .*{culprit}.*allowed: ")
+        self.assertFalse((self.folder / "none").exists())
+        self.run_script("evaluate_elastic", "--checkpoint=run", "--documents=6", "--out=elastic")
+        content = json.loads((self.folder / "elastic" / "elastic.json").read_text())
+        self.assertTrue(any(record.get("on_front") for record in content["sizes"]))
+        self.assertIn("<svg", (self.folder / "elastic" / "elastic.html").read_text())
 
     def check_exchanged_tokenizer(self):
         inside = self.folder / "run" / "checkpoints" / "4" / "files" / "tokenizers" / "text"

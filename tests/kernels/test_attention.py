@@ -6,9 +6,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
-from ernie5_jax.kernels.attention import attention, attention_mask
+from ernie5_jax.kernels.attention import attention, attention_mask, blockwise_attention, dense_attention
+from ernie5_jax.kernels.attention.blockwise import needed_blocks
 
 
 def _mask(bounds, causal: bool) -> np.ndarray:
@@ -129,7 +131,7 @@ class AttentionTest(parameterized.TestCase):
 
     def test_unknown_backend(self):
         x, rows = jnp.ones((1, 2, 1, 2)), jnp.zeros((1, 2), jnp.int32)
-        with self.assertRaisesRegex(ValueError, "implementation: found 'flash', allowed: None, dense, xla"):
+        with self.assertRaisesRegex(ValueError, "implementation: found 'flash', allowed: None, dense, xla, blockwise"):
             attention(
                 x, x, x, bounds=jnp.zeros((1, 2, 2), jnp.int32), q_segment=rows, k_segment=rows, q_rows=rows,
                 k_rows=rows, implementation="flash",
@@ -148,6 +150,132 @@ class AttentionTest(parameterized.TestCase):
         (_, out), grads = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, k)
         chex.assert_trees_all_equal(out, jnp.zeros_like(q))
         chex.assert_tree_all_finite(grads)
+
+
+def random_case(rng: np.random.Generator, dtype: str = "float32") -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
+    """Shapes, bounds and segments of every kind: empty documents, padding in the middle, queries of other rows."""
+    causal, n = ((True, 1), (True, 2), (False, 2), (False, 4))[rng.integers(4)]
+    batch, key_heads, groups, width = rng.integers(1, 3), rng.integers(1, 3), rng.integers(1, 4), 4 * rng.integers(1, 3)
+    keys = int(rng.integers(1, 50))
+    queries = keys if rng.random() < 0.7 else int(rng.integers(1, keys + 1))
+    q = jnp.asarray(rng.normal(size=(batch, queries, key_heads * groups, width)), dtype)
+    k, v = (jnp.asarray(rng.normal(size=(batch, keys, key_heads, width)), dtype) for _ in range(2))
+    segment = np.sort(rng.integers(0, rng.integers(1, 5) + 1, (batch, keys)), axis=-1)
+    if rng.random() < 0.3:
+        segment = rng.permuted(segment, axis=-1)
+    rows = np.broadcast_to(np.arange(keys), (batch, keys))
+    if rng.random() < 0.3:
+        rows = rng.permuted(rows, axis=-1)  # as a context-parallel shard holds them
+    picked = np.sort(rng.permutation(keys)[:queries])
+    where: dict[str, Any] = {
+        "bounds": jnp.asarray(rng.integers(0, keys + 2, (batch, keys, n)), jnp.int32),
+        "q_segment": jnp.asarray(segment[:, picked], jnp.int32),
+        "k_segment": jnp.asarray(segment, jnp.int32),
+        "q_rows": jnp.asarray(rows[:, picked], jnp.int32),
+        "k_rows": jnp.asarray(rows, jnp.int32),
+        "causal": causal,
+    }
+    return (q, k, v), where
+
+
+class BlockwiseTest(parameterized.TestCase):
+    def check(self, seed: int, dtype: str, tolerance: float):
+        rng = np.random.default_rng(seed)
+        arrays, where = random_case(rng, dtype)
+        weight = jnp.asarray(rng.normal(size=arrays[0].shape), dtype)
+        mask = attention_mask(**where)
+
+        def run(attend):
+            def total(*arrays):
+                out = attend(*arrays)
+                return (out * weight).sum(), out
+
+            (_, out), grads = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(*arrays)
+            return out, grads
+
+        wanted = run(lambda *a: dense_attention(*a, mask))
+        found = run(lambda *a: blockwise_attention(*a, **where, block=8))
+        chex.assert_trees_all_close(found, wanted, atol=tolerance, rtol=tolerance)
+        chex.assert_trees_all_equal_dtypes(found, wanted)
+
+    @parameterized.parameters(*range(8))
+    def test_equals_dense_attention(self, seed):
+        with jax.enable_x64(True):
+            self.check(seed, "float64", 1e-12)
+
+    @parameterized.parameters(("float32", 1e-5), ("bfloat16", 0.06))
+    def test_other_types(self, dtype, tolerance):
+        self.check(100, dtype, tolerance)
+
+    @pytest.mark.slow
+    def test_two_hundred_random_cases(self):
+        with jax.enable_x64(True):
+            for seed in range(1000, 1200):
+                with self.subTest(seed=seed):
+                    self.check(seed, "float64", 1e-11)
+
+    def test_blocks_that_are_masked_whole_are_skipped(self):
+        """Packed documents of 16 under a causal mask in blocks of 8: of 8 x 8 blocks three per document remain."""
+        segment = jnp.asarray(np.repeat(np.arange(1, 5), 16)[None], jnp.int32).reshape(1, 8, 8)
+        rows = jnp.arange(64, dtype=jnp.int32).reshape(1, 8, 8)
+        unbounded = jnp.full((1, 8, 8, 1), 64, jnp.int32)
+        needed = needed_blocks(rows, segment, rows, segment, unbounded, True)
+        self.assertEqual(int(needed.sum()), 12)
+        # The same documents expressed by bounds alone.
+        end = jnp.asarray(np.repeat(np.arange(16, 65, 16), 16), jnp.int32).reshape(1, 8, 8, 1)
+        one = jnp.ones_like(segment)
+        np.testing.assert_array_equal(needed_blocks(rows, one, rows, one, end, True), needed)
+
+    @parameterized.parameters(*range(6))
+    def test_no_needed_block_is_skipped(self, seed):
+        (_, _, _), where = random_case(np.random.default_rng(seed))
+        mask = np.asarray(attention_mask(**where))
+        size = 4
+
+        def blocks(x):
+            x = np.asarray(x)
+            x = np.pad(x, ((0, 0), (0, -x.shape[1] % size), *((0, 0),) * (x.ndim - 2)))
+            return jnp.asarray(x.reshape(x.shape[0], -1, size, *x.shape[2:]))
+
+        names = ("q_rows", "q_segment", "k_rows", "k_segment", "bounds")
+        needed = np.asarray(needed_blocks(*(blocks(where[name]) for name in names), where["causal"]))
+        batch, queries, keys = mask.shape
+        whole = np.pad(mask, ((0, 0), (0, -queries % size), (0, -keys % size)))
+        whole = whole.reshape(batch, needed.shape[1], size, needed.shape[2], size).any((2, 4))
+        self.assertFalse((whole & ~needed).any())
+
+    def test_fully_masked_rows_give_zero_and_finite_gradients(self):
+        q, k = jnp.ones((1, 20, 2, 4)), jnp.ones((1, 20, 1, 4))
+        rows, segment = jnp.arange(20, dtype=jnp.int32)[None], jnp.ones((1, 20), jnp.int32)
+        bounds = jnp.zeros((1, 20, 2), jnp.int32)
+
+        def total(q, k, v):
+            out = blockwise_attention(
+                q, k, v, bounds=bounds, q_segment=segment, k_segment=segment, q_rows=rows, k_rows=rows, block=8
+            )
+            return out.sum(), out
+
+        (_, out), grads = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, k)
+        chex.assert_trees_all_equal(out, jnp.zeros_like(q))
+        chex.assert_tree_all_finite(grads)
+
+    def test_memory_is_linear_in_the_length(self):
+        def temporary(length: int) -> int:
+            q = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
+            k = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+            rows = jax.ShapeDtypeStruct((1, length), jnp.int32)
+            bounds = jax.ShapeDtypeStruct((1, length, 1), jnp.int32)
+
+            def loss(q, k, v, rows, bounds):
+                where = {"q_segment": rows, "k_segment": rows, "q_rows": rows, "k_rows": rows, "causal": True}
+                return attention(q, k, v, bounds=bounds, **where).sum()
+
+            compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, rows, bounds).compile()
+            return compiled.memory_analysis().temp_size_in_bytes
+
+        short, long = temporary(2048), temporary(8192)
+        self.assertLess(long, 5 * short)
+        self.assertLess(long, 8192 * 8192)
 
 
 if __name__ == "__main__":

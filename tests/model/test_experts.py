@@ -18,7 +18,7 @@ CONFIG = tiny_model_config(
 
 
 def _layer(seed=0) -> SparseFFN:
-    return SparseFFN(CONFIG, nnx.Rngs(params=seed))
+    return SparseFFN(CONFIG, CONFIG.router, nnx.Rngs(params=seed))
 
 
 def _swiglu(x, w_in, w_out):

@@ -16,7 +16,7 @@ from ernie5_jax.config import (
     TrainingConfig,
     VisualTokenizerConfig,
 )
-from ernie5_jax.model import ModelOutput, RouterStats, num_routed_layers
+from ernie5_jax.model import ModelOutput, RouterStats
 from ernie5_jax.model.heads import gather_slots
 from ernie5_jax.sequence.types import Batch
 from ernie5_jax.testing import tiny_model_config, tiny_sequence_config
@@ -46,7 +46,7 @@ def bag_of_tokens(config: ModelConfig):
         table = params["embedding"]["text"]
         hidden = table[batch.token]
         text, visual = batch.targets["text"], batch.targets["visual"]
-        routed, experts = num_routed_layers(config), config.router.num_experts
+        routed, experts = config.num_routed_layers, config.router.num_experts
         tokens = (batch.segment > 0).sum().astype(jnp.float32)
         counts = jnp.zeros((routed, experts)).at[:, 0].set(tokens)
         return ModelOutput(

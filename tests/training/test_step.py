@@ -120,7 +120,7 @@ class StepTest(chex.TestCase):
         self.assertEqual(int(self.new["step"]), 1)
 
     def test_summary(self):
-        record = summarize(jax.device_get(self.metrics))
+        record = summarize(jax.device_get(self.metrics), self.config.model)
         self.assertEqual((record["live_layers"], record["live_experts"], record["top_k"]), (2, 8, 2))
         self.assertLen(record["bit_accuracy"], MODEL.visual_scales)
         np.testing.assert_allclose(record["normalized_entropy"], [0, 0], atol=1e-9)

@@ -42,25 +42,48 @@ def attention_mask(
     Raises:
       ValueError: (causal, n) is not in the table, or bounds are not int32 [B, Sk, n].
     """
-    n = bounds.shape[-1]
+    check_bounds(bounds, k_segment, causal)
+    return allowed_pairs(
+        q_rows[:, :, None],
+        q_segment[:, :, None],
+        k_rows[:, None, :],
+        k_segment[:, None, :],
+        bounds[:, None],
+        causal,
+    )
+
+
+def check_bounds(bounds: jax.Array, k_segment: jax.Array, causal: bool) -> None:
+    """Raises a `ValueError` unless bounds are int32 [B, Sk, n] and (causal, n) is in the table of `attention_mask`."""
     if bounds.ndim != 3 or bounds.shape[:2] != k_segment.shape or bounds.dtype != jnp.int32:
         raise ValueError(
             f"bounds: found {bounds.dtype}{list(bounds.shape)}, allowed: int32 [B, Sk, n] with [B, Sk] = "
             f"{list(k_segment.shape)}"
         )
+    n = bounds.shape[-1]
     if (causal, n) not in ((True, 1), (True, 2), (False, 2), (False, 4)):
         raise ValueError(f"bounds: found n = {n} with causal = {causal}, allowed: n = 1, 2 causal; n = 2, 4 otherwise")
-    row = q_rows[:, :, None]
-    b = [bounds[:, None, :, i] for i in range(n)]
+
+
+def allowed_pairs(
+    q_rows: jax.Array,
+    q_segment: jax.Array,
+    k_rows: jax.Array,
+    k_segment: jax.Array,
+    bounds: jax.Array,
+    causal: bool,
+) -> jax.Array:
+    """`attention_mask` of arguments that broadcast against each other; `bounds` has a last axis [n] besides."""
+    n = bounds.shape[-1]
+    b = [bounds[..., i] for i in range(n)]
     if causal and n == 1:
-        masked = row >= b[0]
+        masked = q_rows >= b[0]
     elif causal:
-        masked = (row >= b[0]) & (row < b[1])
+        masked = (q_rows >= b[0]) & (q_rows < b[1])
     elif n == 2:
-        masked = (row >= b[0]) | (row < b[1])
+        masked = (q_rows >= b[0]) | (q_rows < b[1])
     else:
-        masked = ((row >= b[0]) & (row < b[1])) | ((row >= b[2]) & (row < b[3]))
+        masked = ((q_rows >= b[0]) & (q_rows < b[1])) | ((q_rows >= b[2]) & (q_rows < b[3]))
     if causal:
-        masked |= row < k_rows[:, None, :]
-    same = (q_segment[:, :, None] == k_segment[:, None, :]) & (q_segment != 0)[:, :, None]
-    return same & ~masked
+        masked |= q_rows < k_rows
+    return (q_segment == k_segment) & (q_segment != 0) & ~masked
