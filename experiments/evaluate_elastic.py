@@ -4,8 +4,8 @@
     python -m experiments.evaluate_elastic --checkpoint=RUN --sizes=9x32x4,7x16x2 --samples=100 --out=runs/elastic
 
 For every size (layers x experts x top-k): held-out loss, task scores of the checkpoint's suite, decoding speed,
-parameters of the backbone (active and total). Writes `elastic.json` and `elastic.html`; sizes on the Pareto front of held-out loss
-and active parameters are marked.
+parameters of the backbone (active and total). Writes `elastic.json` and `elastic.html`; sizes on the Pareto front of
+held-out loss and active parameters are marked.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class LayerInputs:
       live: bool [count, R], experts: bool [count, R, E], top_k: int32 [count, R]; None when not elastic.
       override: int32 [count, B, S, k] or None.
       cache: keys and values [count, B, M, K, H] or None.
+      number: int32 [count], 0, 1, ...; None when not decoding.
     """
 
     bias: Any = None
@@ -38,6 +39,7 @@ class LayerInputs:
     top_k: Any = None
     override: Any = None
     cache: Any = None
+    number: Any = None
 
 
 class Backbone(nnx.Module):
@@ -77,7 +79,9 @@ class Backbone(nnx.Module):
         stats, new_caches, layer, routed = [], [], 0, 0
         first_codec = self.config.num_layers - self.config.num_codec_layers
         for number, stack in enumerate(self.config.stacks):
-            inputs = LayerInputs(cache=None if caches is None else caches[number])
+            inputs = LayerInputs()
+            if caches is not None:
+                inputs = LayerInputs(cache=caches[number], number=jnp.arange(stack.count, dtype=jnp.int32))
             if mask is not None:
                 part = slice(layer, layer + stack.count)
                 inputs = dataclasses.replace(
@@ -134,7 +138,15 @@ class Backbone(nnx.Module):
             active &= inputs.live[:, None]
         control = None
         if stack.router is not None:
-            control = RoutingControl(inputs.bias, active, inputs.experts, inputs.top_k, inputs.override)
+            weights = None
+            if inputs.number is not None:
+                experts = getattr(self, stack.name).ffn
+                weights = (
+                    experts.w_in[...].astype(hidden.dtype),
+                    experts.w_out[...].astype(hidden.dtype),
+                    inputs.number,
+                )
+            control = RoutingControl(inputs.bias, active, inputs.experts, inputs.top_k, inputs.override, weights)
 
         def run(hidden, cache):
             return layer(hidden, context, control, cache, return_index=return_index)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ernie5_jax.config import ModelConfig, RouterConfig
-from ernie5_jax.kernels.grouped_matmul import moe_ffn
+from ernie5_jax.kernels.grouped_matmul import moe_ffn, stacked_moe_ffn
 from ernie5_jax.model.router import Router
 from ernie5_jax.nn import SwiGLU, normal
 from ernie5_jax.parallel.expert import on_local_tokens
@@ -47,6 +47,7 @@ class RoutingControl:
       experts: bool [R, E] or None.
       top_k: int32 [R] or None.
       override: int32 [B, S, k] or None, choices to replay.
+      stack: (w_in [L, E, D, 2F], w_out [L, E, F, D], int32 [] number of this layer) while decoding, or None.
     """
 
     bias: Any
@@ -54,6 +55,7 @@ class RoutingControl:
     experts: Any = None
     top_k: Any = None
     override: Any = None
+    stack: Any = None
 
 
 def pad_stats(stats: RouterStats, experts: int, num_experts: int, top_k: int) -> RouterStats:
@@ -101,13 +103,16 @@ class SparseFFN(nnx.Module):
         )
         index = jnp.where(control.active[..., None], routing.expert_index, num_experts)
         gates = routing.gates.astype(jnp.promote_types(x.dtype, jnp.float32))
-        flat = on_local_tokens(moe_ffn, num_token_args=3)(
+        tokens = (
             x.reshape(batch * length, width),
             gates.reshape(batch * length, -1),
             index.reshape(batch * length, -1),
-            self.w_in[...].astype(x.dtype),
-            self.w_out[...].astype(x.dtype),
         )
+        if control.stack is not None:
+            flat = stacked_moe_ffn(*tokens, *control.stack)
+        else:
+            weights = (self.w_in[...].astype(x.dtype), self.w_out[...].astype(x.dtype))
+            flat = on_local_tokens(moe_ffn, num_token_args=3)(*tokens, *weights)
         out = flat.reshape(x.shape)
         if self.shared is not None:
             out = out + self.shared(x)

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from ernie5_jax.config import ElasticSamplingConfig
+from ernie5_jax.config import ConfigError, ElasticSamplingConfig
 from ernie5_jax.elastic import sample_mask, step_masks
 from ernie5_jax.model import check_mask, full_mask
 from ernie5_jax.testing import tiny_model_config
@@ -83,8 +83,43 @@ class LimitsTest(parameterized.TestCase):
         masks = draws(model, ElasticSamplingConfig(full_depth=0), 20)
         self.assertTrue(masks.layers.all())
 
+    @parameterized.parameters("layers", "experts", "top_k")
+    def test_upper_ends(self, axis):
+        low, high = {"layers": (4, 5), "experts": (2, 4), "top_k": (1, 1)}[axis]
+        config = ElasticSamplingConfig(0.0, 0.0, 0.0, **{f"min_{axis}": low, f"max_{axis}": high})
+        masks = draws(config=config, count=200)
+        found = masks.top_k if axis == "top_k" else getattr(masks, axis).sum(-1)
+        self.assertEqual(set(np.unique(found)), set(range(low, high + 1)))
+
+    def test_nested_experts_are_the_first(self):
+        masks = draws(config=ElasticSamplingConfig(full_width=0, expert_choice="nested"), count=50)
+        width = masks.experts.sum(-1, keepdims=True)
+        np.testing.assert_array_equal(masks.experts, np.broadcast_to(np.arange(8) < width, masks.experts.shape))
+
+    def test_evenly_spaced_layers(self):
+        masks = draws(config=ElasticSamplingConfig(full_depth=0, layer_choice="even"), count=200)
+        found = {int(live.sum()): tuple(np.flatnonzero(live)) for live in masks.layers[:, 0]}
+        # One first and two codec layers of seven always run; the rest is spread over layers 1 ... 4.
+        self.assertEqual(found, {3: (0, 5, 6), 4: (0, 3, 5, 6), 5: (0, 2, 4, 5, 6), 6: (0, 1, 3, 4, 5, 6)})
+
+    def test_a_range_upside_down_is_refused(self):
+        with self.assertRaisesRegex(ConfigError, "max_experts.*found 2.*min_experts = 4"):
+            ElasticSamplingConfig(min_experts=4, max_experts=2)
+
 
 class StepMasksTest(chex.TestCase):
+    def test_rows_have_their_own_submodels(self):
+        config = ElasticSamplingConfig(0.5, 0.5, 0.5, granularity="row")
+        masks = step_masks(1, 5, 2, MODEL, config, rows=6)
+        self.assertEqual(masks.experts.shape, (2, 6, 7, 8))
+        self.assertEqual(masks.layers.shape, (2, 6, 7))
+        whole = masks.layers.reshape(12, 7)
+        self.assertGreater(len({tuple(row) for row in whole}), 2)
+        check_mask(jax.tree.map(lambda a: a.reshape(12, *a.shape[2:]), masks), MODEL)
+        # Rows are numbered through: how they are split into micro-batches changes none.
+        other = step_masks(1, 5, 3, MODEL, config, rows=4)
+        np.testing.assert_array_equal(other.layers.reshape(12, 7), whole)
+
     def test_pure_function_of_seed_step_and_micro_batch(self):
         def make(seed: int, step: int):
             return step_masks(seed, step, 3, MODEL, ElasticSamplingConfig(0.0, 0.0, 0.0))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from ernie5_jax.kernels.grouped_matmul import moe_ffn
+from ernie5_jax.kernels.grouped_matmul import moe_ffn, stacked_moe_ffn
 from ernie5_jax.kernels.grouped_matmul.blocks import block_moe, block_rows
 
 
@@ -63,6 +63,15 @@ class MoeFfnTest(parameterized.TestCase):
         dropped = index.at[:, 1].set(6)
         alone = moe_ffn(x, gates[:, :1], index[:, :1], w_in, w_out)
         chex.assert_trees_all_close(moe_ffn(x, gates, dropped, w_in, w_out), alone, atol=1e-6)
+
+    @parameterized.parameters(0, 1, 2)
+    def test_one_layer_of_a_stack(self, layer):
+        cases = [_case(seed, 9, 8, 4, 6, 2, 0.2) for seed in range(3)]
+        w_in, w_out = (jnp.stack([case[i] for case in cases]) for i in (3, 4))
+        x, gates, index = cases[0][:3]
+        found = jax.jit(stacked_moe_ffn)(x, gates, index, w_in, w_out, jnp.int32(layer))
+        wanted = moe_ffn(x, gates, index, w_in[layer], w_out[layer], implementation="dense")
+        chex.assert_trees_all_close(found, wanted, atol=1e-5)
 
     def test_unknown_backend_is_named(self):
         with self.assertRaisesRegex(ValueError, "'fast'.*dense, blocks"):

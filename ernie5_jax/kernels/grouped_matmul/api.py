@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import jax
 
-from ernie5_jax.kernels.grouped_matmul.blocks import block_moe
+from ernie5_jax.kernels.grouped_matmul.blocks import block_forward, block_moe
 from ernie5_jax.kernels.grouped_matmul.reference import dense_moe
 
 _BACKENDS = {"dense": dense_moe, "blocks": block_moe}
+
+
+def stacked_moe_ffn(
+    x: jax.Array, gates: jax.Array, expert_index: jax.Array, w_in: jax.Array, w_out: jax.Array, layer: jax.Array
+) -> jax.Array:
+    """`moe_ffn` with the weights of one layer out of a stack, for decoding: only those of chosen experts are read.
+
+    Slicing the layer out first would copy all of its experts for a handful of tokens. Has no gradient.
+
+    Args:
+      x, gates, expert_index: As in `moe_ffn`.
+      w_in: [L, E, D, 2F]. w_out: [L, E, F, D].
+      layer: int32 [], which one.
+    """
+    return block_forward(x, gates, expert_index, w_in, w_out, layer)
 
 
 def moe_ffn(

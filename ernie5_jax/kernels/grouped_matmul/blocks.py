@@ -59,12 +59,15 @@ def _visit_blocks(start: jax.Array, block: int, visit: Callable[..., Any], init:
     return lax.fori_loop(0, start.shape[0] - 1, expert, init)
 
 
-def _dot(rows: jax.Array, weights: jax.Array, start: jax.Array, block: int) -> jax.Array:
-    """Every row times its expert's matrix: [P, I], [E, I, O] -> [P, O]; rows past `start[E]` hold anything."""
+def _dot(rows: jax.Array, weights: jax.Array, start: jax.Array, block: int, first: Any = 0) -> jax.Array:
+    """Every row times its expert's matrix: [P, I], [E, I, O] -> [P, O]; rows past `start[E]` hold anything.
+
+    `first` is the number of expert 0 among `weights`, which may hold the experts of other layers too.
+    """
 
     def visit(e, row, last, out):
         del last
-        product = _rows(rows, row, block) @ lax.dynamic_index_in_dim(weights, e, 0, False)
+        product = _rows(rows, row, block) @ lax.dynamic_index_in_dim(weights, first + e, 0, False)
         return lax.dynamic_update_slice_in_dim(out, product, row, 0)
 
     return _visit_blocks(start, block, visit, jnp.zeros((rows.shape[0], weights.shape[2]), rows.dtype))
@@ -97,14 +100,21 @@ def block_moe(x, gates, expert_index, w_in, w_out, block: int | None = None):
     return _forward(x, gates, expert_index, w_in, w_out, block)[0]
 
 
-def _forward(x, gates, expert_index, w_in, w_out, block):
+def block_forward(x, gates, expert_index, w_in, w_out, layer):
+    """See `stacked_moe_ffn`."""
+    experts = w_in.shape[1]
+    w_in, w_out = (w.reshape(-1, *w.shape[2:]) for w in (w_in, w_out))
+    return _forward(x, gates, expert_index, w_in, w_out, None, experts, layer * experts)[0]
+
+
+def _forward(x, gates, expert_index, w_in, w_out, block, experts=None, first=0):
     tokens, k = expert_index.shape
-    experts = w_in.shape[0]
+    experts = experts or w_in.shape[0]
     block = block or block_rows(tokens * k, experts)
     order, inverse, start = _sort_pairs(expert_index.astype(jnp.int32), experts)
     order = jnp.concatenate([order, jnp.zeros(block, jnp.int32)])  # room for the last block
-    hidden = _dot(x[order // k], w_in, start, block)
-    out = _dot(swiglu(hidden), w_out, start, block)
+    hidden = _dot(x[order // k], w_in, start, block, first)
+    out = _dot(swiglu(hidden), w_out, start, block, first)
     inverse = inverse.reshape(tokens, k)
     live = inverse < start[experts]
     y = _combine(out, inverse, live, gates.astype(x.dtype))
