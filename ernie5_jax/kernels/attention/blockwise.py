@@ -52,7 +52,7 @@ class _Pairs:
             _pick(self.q_segment, b, i)[None],
             _pick(self.k_rows, b, j)[:, None],
             _pick(self.k_segment, b, j)[:, None],
-            _pick(self.bounds, b, j)[:, None],
+            tuple(_pick(self.bounds[..., n], b, j)[:, None] for n in range(self.bounds.shape[-1])),
             self.causal,
         )
 

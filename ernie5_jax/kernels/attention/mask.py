@@ -48,7 +48,7 @@ def attention_mask(
         q_segment[:, :, None],
         k_rows[:, None, :],
         k_segment[:, None, :],
-        bounds[:, None],
+        tuple(bounds[:, None, :, i] for i in range(bounds.shape[-1])),
         causal,
     )
 
@@ -70,12 +70,11 @@ def allowed_pairs(
     q_segment: jax.Array,
     k_rows: jax.Array,
     k_segment: jax.Array,
-    bounds: jax.Array,
+    bounds: tuple[jax.Array, ...],
     causal: bool,
 ) -> jax.Array:
-    """`attention_mask` of arguments that broadcast against each other; `bounds` has a last axis [n] besides."""
-    n = bounds.shape[-1]
-    b = [bounds[..., i] for i in range(n)]
+    """`attention_mask` of arguments that broadcast against each other, one array per bound."""
+    b, n = bounds, len(bounds)
     if causal and n == 1:
         masked = q_rows >= b[0]
     elif causal:
