@@ -44,10 +44,11 @@ class MoeFfnTest(parameterized.TestCase):
         args = (x, gates, w_in, w_out)
         results = {
             name: jax.jit(jax.value_and_grad(lambda *a, n=name: loss(n, *a), (0, 1, 2, 3), has_aux=True))(*args)
-            for name in ("dense", "blocks")
+            for name in ("dense", "blocks", "ragged", None)
         }
         scale = 1 + max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(results["dense"]))
-        chex.assert_trees_all_close(results["blocks"], results["dense"], atol=2e-6 * scale, rtol=1e-5)
+        for name in ("blocks", "ragged", None):
+            chex.assert_trees_all_close(results[name], results["dense"], atol=2e-6 * scale, rtol=1e-5)
 
     @parameterized.parameters(1, 7, 8, 64)
     def test_the_size_of_a_block_changes_nothing(self, block):
@@ -74,7 +75,7 @@ class MoeFfnTest(parameterized.TestCase):
         chex.assert_trees_all_close(found, wanted, atol=1e-5)
 
     def test_unknown_backend_is_named(self):
-        with self.assertRaisesRegex(ValueError, "'fast'.*dense, blocks"):
+        with self.assertRaisesRegex(ValueError, "'fast'.*dense, blocks, ragged, megablox"):
             moe_ffn(*_case(0, 3, 4, 2, 2, 1, 0.0), implementation="fast")
 
     def test_too_many_pairs_for_one_sort_key_are_refused(self):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 
 from ernie5_jax.kernels.grouped_matmul.blocks import block_forward, block_moe
+from ernie5_jax.kernels.grouped_matmul.grouped import megablox_moe, ragged_moe
 from ernie5_jax.kernels.grouped_matmul.reference import dense_moe
 
-_BACKENDS = {"dense": dense_moe, "blocks": block_moe}
+_BACKENDS = {"dense": dense_moe, "blocks": block_moe, "ragged": ragged_moe, "megablox": megablox_moe}
 
 
 def stacked_moe_ffn(
@@ -41,7 +42,8 @@ def moe_ffn(
       gates: [T, k].
       expert_index: int32 [T, k]; the value E means that this rank is not used.
       w_in: [E, D, 2F], gate half first. w_out: [E, F, D].
-      implementation: "dense" (oracle) or "blocks", which None means.
+      implementation: "dense" (oracle), "blocks" (loops over the rows in use), "ragged" (`lax.ragged_dot`) or
+        "megablox" (TPUs only). None takes "blocks" on CPUs and "ragged" elsewhere, decided when the program is lowered.
 
     Returns:
       [T, D].
@@ -49,7 +51,9 @@ def moe_ffn(
     Raises:
       ValueError: Unknown backend.
     """
-    name = implementation or "blocks"
-    if name not in _BACKENDS:
+    if implementation not in (None, *_BACKENDS):
         raise ValueError(f"implementation: found {implementation!r}, allowed: None, {', '.join(_BACKENDS)}")
-    return _BACKENDS[name](x, gates, expert_index, w_in, w_out)
+    arguments = (x, gates, expert_index, w_in, w_out)
+    if implementation is None:
+        return jax.lax.platform_dependent(*arguments, cpu=block_moe, default=ragged_moe)
+    return _BACKENDS[implementation](*arguments)

@@ -27,7 +27,7 @@ def block_rows(pairs: int, experts: int) -> int:
     return min(LARGEST_BLOCK, max(8, 1 << (share - 1).bit_length()))
 
 
-def _sort_pairs(expert_index: jax.Array, experts: int):
+def sort_pairs(expert_index: jax.Array, experts: int):
     """Sorted order of the flat pairs, its inverse, and the first row of each expert ([E + 1])."""
     flat = expert_index.reshape(-1)
     pairs = flat.shape[0]
@@ -111,7 +111,7 @@ def _forward(x, gates, expert_index, w_in, w_out, block, experts=None, first=0):
     tokens, k = expert_index.shape
     experts = experts or w_in.shape[0]
     block = block or block_rows(tokens * k, experts)
-    order, inverse, start = _sort_pairs(expert_index.astype(jnp.int32), experts)
+    order, inverse, start = sort_pairs(expert_index.astype(jnp.int32), experts)
     order = jnp.concatenate([order, jnp.zeros(block, jnp.int32)])  # room for the last block
     hidden = _dot(x[order // k], w_in, start, block, first)
     out = _dot(swiglu(hidden), w_out, start, block, first)
