@@ -1,6 +1,6 @@
 """Compiles one program for a TPU slice that is not there and prints what came out as JSON; run by the tests.
 
-python -m tests.parallel.compile_for_tpu train:fsdp:bfloat16
+python -m tests.parallel.compile_for_tpu train/fsdp/bfloat16
 python -m tests.parallel.compile_for_tpu generate
 """
 
@@ -29,6 +29,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec  # noqa: E
 
 from ernie5_jax.config import ElasticSamplingConfig, TrainingConfig  # noqa: E402
 from ernie5_jax.generation import Cursor, Weights, generate_audio, sampling_params  # noqa: E402
+from ernie5_jax.kernels.attention import attention  # noqa: E402
+from ernie5_jax.kernels.grouped_matmul import moe_ffn  # noqa: E402
 from ernie5_jax.model import empty_cache, init_params, make_apply  # noqa: E402
 from ernie5_jax.parallel import DATA_AXIS, preset  # noqa: E402
 from ernie5_jax.sequence import Batch, Slots  # noqa: E402
@@ -87,6 +89,39 @@ def compile_generation():
     return jax.jit(run).lower(*arguments).compile()
 
 
+def compile_attention(topology: str, backend: str):
+    """Values and gradients of attention over 1,024 positions on one chip."""
+    here = NamedSharding(_mesh(topology), PartitionSpec())
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+
+    def loss(q, k, v, rows, bounds):
+        where = {"q_segment": rows, "k_segment": rows, "q_rows": rows, "k_rows": rows}
+        implementation = None if backend == "auto" else backend
+        return attention(q, k, v, bounds=bounds, **where, implementation=implementation).astype(jnp.float32).sum()
+
+    q, k = array(jnp.bfloat16, 2, 1024, 8, 128), array(jnp.bfloat16, 2, 1024, 4, 128)
+    rows, bounds = array(jnp.int32, 2, 1024), array(jnp.int32, 2, 1024, 2)
+    return jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, rows, bounds).compile()
+
+
+def compile_sparse_layer(topology: str, backend: str):
+    """Values and gradients of a sparse layer of 16 experts, top-4, on one chip."""
+    here = NamedSharding(_mesh(topology), PartitionSpec())
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+
+    def loss(x, gates, index, w_in, w_out):
+        implementation = None if backend == "auto" else backend
+        return moe_ffn(x, gates, index, w_in, w_out, implementation=implementation).astype(jnp.float32).sum()
+
+    x, gates, index = array(jnp.bfloat16, 512, 256), array(jnp.float32, 512, 4), array(jnp.int32, 512, 4)
+    w_in, w_out = array(jnp.bfloat16, 16, 256, 512), array(jnp.bfloat16, 16, 256, 256)
+    return jax.jit(jax.grad(loss, (0, 1, 3, 4))).lower(x, gates, index, w_in, w_out).compile()
+
+
 def _prompt(size: int, length: int) -> Batch:
     last = Slots(np.full((size, 1), length - 1, np.int32), {}, np.ones((size, 1), np.float32))
     return Batch(
@@ -101,14 +136,22 @@ def _prompt(size: int, length: int) -> Batch:
     )
 
 
-def _mesh() -> Mesh:
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices
+def _mesh(topology: str = TOPOLOGY) -> Mesh:
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     return Mesh(np.array(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
 
+_PROGRAMS = {
+    "train": compile_train_step,
+    "generate": compile_generation,
+    "attention": compile_attention,
+    "sparse": compile_sparse_layer,
+}
+
+
 def main(what: str) -> None:
-    kind, *arguments = what.split(":")
-    compiled = {"train": compile_train_step, "generate": compile_generation}[kind](*arguments)
+    kind, *arguments = what.split("/")
+    compiled = _PROGRAMS[kind](*arguments)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     print(
         json.dumps(
@@ -117,6 +160,7 @@ def main(what: str) -> None:
                 "temporaries": memory.temp_size_in_bytes,
                 "peak": memory.peak_memory_in_bytes,
                 "bfloat16": "bf16[" in text,
+                "kernels": text.count("tpu_custom_call"),
                 **{name: text.count(f"{name}(") + text.count(f"{name}-start(") for name in COLLECTIVES},
             }
         )

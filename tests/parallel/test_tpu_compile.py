@@ -38,19 +38,26 @@ class TpuCompileTest(parameterized.TestCase):
             self.skipTest("libtpu, the TPU compiler, cannot be imported: `make test-slow` provides it")
 
     def test_train_step_with_whole_parameters(self):
-        found = _compile("train:replicated:float32")
+        found = _compile("train/replicated/float32")
         self.assertGreater(found["peak"], 0)
         self.assertGreater(found["all-reduce"], 0)  # gradients
         self.assertEqual(found["bfloat16"], 0)
 
     def test_train_step_with_split_parameters(self):
-        found, whole = _compile("train:fsdp:bfloat16"), _compile("train:replicated:float32")
+        found, whole = _compile("train/fsdp/bfloat16"), _compile("train/replicated/float32")
         self.assertGreater(found["peak"], 0)
         self.assertGreater(found["all-gather"], 0)  # parameters
         self.assertGreater(found["reduce-scatter"] + found["all-reduce"], 0)  # gradients
         self.assertEqual(found["bfloat16"], 1)
         # Float32 parameters, moments and average in both; a few small arrays are not split.
         self.assertLess(found["arguments"], 0.3 * whole["arguments"])
+
+    @parameterized.parameters("v5e:2x4", "v5p:2x2x1", "v6e:2x2")
+    def test_kernels(self, topology):
+        for what, kernels in (("attention", "pallas"), ("attention", "auto"), ("sparse", "megablox")):
+            with self.subTest(kernel=what, backend=kernels):
+                self.assertGreater(_compile(f"{what}/{topology}/{kernels}")["kernels"], 0)
+        self.assertGreater(_compile(f"sparse/{topology}/auto")["peak"], 0)
 
     def test_generation_in_bfloat16(self):
         found = _compile("generate")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from ernie5_jax.kernels.attention.blockwise import blockwise_attention
 from ernie5_jax.kernels.attention.mask import attention_mask, check_bounds
+from ernie5_jax.kernels.attention.pallas_tpu import pallas_attention
 from ernie5_jax.kernels.attention.reference import dense_attention
 from ernie5_jax.kernels.attention.xla import xla_attention
 
 _MASKED = {"dense": dense_attention, "xla": xla_attention}
-IMPLEMENTATIONS = (*_MASKED, "blockwise")
+_LINEAR = {"blockwise": blockwise_attention, "pallas": pallas_attention}
+IMPLEMENTATIONS = (*_MASKED, *_LINEAR)
 
 _LARGEST_WHOLE = 256**2
 """Pairs of queries and keys of a sequence up to which "xla" is as fast as going block by block."""
@@ -34,7 +38,8 @@ def attention(
     Args:
       q: [B, Sq, N, H]. k, v: [B, Sk, K, H].
       implementation: "dense" is the plain formula; "xla" holds all scores at once; "blockwise" needs memory linear in
-        the length and skips blocks that are masked whole. None chooses one of the last two by size.
+        the length and skips blocks that are masked whole; "pallas" is that for TPUs. None takes "xla" for short
+        sequences, else "pallas" on TPUs and "blockwise" elsewhere, decided when the program is lowered.
 
     Returns:
       [B, Sq, N, H], 0 in rows that may attend to nothing.
@@ -47,12 +52,14 @@ def attention(
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"k: found {k.shape[2]} key-value heads, allowed: a divisor of {q.shape[2]} query heads")
     check_bounds(bounds, k_segment, causal)
-    where = {
+    where: dict[str, Any] = {
         "bounds": bounds, "q_segment": q_segment, "k_segment": k_segment, "q_rows": q_rows, "k_rows": k_rows,
         "causal": causal,
     }  # fmt: skip
-    whole = q.shape[1] * k.shape[1] <= _LARGEST_WHOLE
-    name = implementation or ("xla" if whole else "blockwise")
-    if name == "blockwise":
-        return blockwise_attention(q, k, v, **where)
-    return _MASKED[name](q, k, v, attention_mask(**where))
+    if implementation in _LINEAR:
+        return _LINEAR[implementation](q, k, v, **where)
+    if implementation or q.shape[1] * k.shape[1] <= _LARGEST_WHOLE:
+        return _MASKED[implementation or "xla"](q, k, v, attention_mask(**where))
+    causal = where.pop("causal")
+    blockwise, pallas = (lambda q, k, v, w, f=f: f(q, k, v, **w, causal=causal) for f in _LINEAR.values())
+    return jax.lax.platform_dependent(q, k, v, where, tpu=pallas, default=blockwise)
