@@ -199,6 +199,8 @@ class ScriptsTest(absltest.TestCase):
         content = json.loads((self.folder / "elastic" / "elastic.json").read_text())
         self.assertTrue(any(record.get("on_front") for record in content["sizes"]))
         self.assertIn("<svg", (self.folder / "elastic" / "elastic.html").read_text())
+        self.assertIn("shared experts", self.run_script("analyze_routing", "--checkpoint=run", "--out=routing"))
+        self.assertIn("<svg", (self.folder / "routing" / "routing.html").read_text())
 
     def check_exchanged_tokenizer(self):
         inside = self.folder / "run" / "checkpoints" / "4" / "files" / "tokenizers" / "text"
