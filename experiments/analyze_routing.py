@@ -2,7 +2,7 @@
 
     python -m experiments.analyze_routing --checkpoint=RUN --out=runs/routing
 
-Counts held-out tokens by task (text, picture and film understanding and generation, sound) and writes `routing.json` and
+Counts held-out tokens by task (text, picture and film understanding and generation, sound); writes `routing.json` and
 `routing.html`.
 """
 

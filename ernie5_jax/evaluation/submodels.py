@@ -74,7 +74,8 @@ class Submodels:
     def scores(self, rule: Rule) -> tuple[np.ndarray | None, np.ndarray | None]:
         """What `submodel_mask` ranks by: layers [L] (None spaces them evenly) and experts [L, E] (None: the first).
 
-        usage       experts that the most held-out tokens go to; layers evenly spaced
+        usage       experts that the most held-out tokens go to, every kind of token weighing the same; layers evenly
+                    spaced
         nested      the first experts and the first layers
         even        evenly spaced experts and layers (an order in which every prefix is spread out)
         random      drawn
