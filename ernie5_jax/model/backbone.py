@@ -15,7 +15,7 @@ from ernie5_jax.config import ModelConfig, StackConfig
 from ernie5_jax.model.elastic_mask import ElasticMask
 from ernie5_jax.model.experts import RouterStats, RoutingControl, pad_stats, zero_stats
 from ernie5_jax.model.layer import DecoderLayer
-from ernie5_jax.nn import AttentionContext, select_module, stack_modules
+from ernie5_jax.nn import AttentionContext, LayerCache, select_module, stack_modules
 
 AfterCodecLayer = Callable[[int, jax.Array], jax.Array]
 
@@ -29,17 +29,16 @@ class LayerInputs:
       bias: [count, E] or None for dense stacks.
       live: bool [count, R], experts: bool [count, R, E], top_k: int32 [count, R]; None when not elastic.
       override: int32 [count, B, S, k] or None.
-      cache: keys and values [count, B, M, K, H] or None.
-      number: int32 [count], 0, 1, ...; None when not decoding.
+      number: int32 [count], 0, 1, ...
     """
+
+    number: Any
 
     bias: Any = None
     live: Any = None
     experts: Any = None
     top_k: Any = None
     override: Any = None
-    cache: Any = None
-    number: Any = None
 
 
 class Backbone(nnx.Module):
@@ -79,9 +78,8 @@ class Backbone(nnx.Module):
         stats, new_caches, layer, routed = [], [], 0, 0
         first_codec = self.config.num_layers - self.config.num_codec_layers
         for number, stack in enumerate(self.config.stacks):
-            inputs = LayerInputs()
-            if caches is not None:
-                inputs = LayerInputs(cache=caches[number], number=jnp.arange(stack.count, dtype=jnp.int32))
+            cache = None if caches is None else caches[number]
+            inputs = LayerInputs(jnp.arange(stack.count, dtype=jnp.int32))
             if mask is not None:
                 part = slice(layer, layer + stack.count)
                 inputs = dataclasses.replace(
@@ -95,9 +93,9 @@ class Backbone(nnx.Module):
                 routed += stack.count
             if stack.kind == "codec":
                 read = functools.partial(_shifted, after_codec_layer, layer - first_codec)
-                hidden, stack_stats, cache = self._unrolled(stack, hidden, context, inputs, read, return_index)
+                hidden, stack_stats, cache = self._unrolled(stack, hidden, context, inputs, cache, read, return_index)
             else:
-                hidden, stack_stats, cache = self._scanned(stack, hidden, context, inputs, return_index)
+                hidden, stack_stats, cache = self._scanned(stack, hidden, context, inputs, cache, return_index)
             if stack.router is not None:
                 largest = self.config.router
                 stats.append(pad_stats(stack_stats, stack.router.num_experts, largest.num_experts, largest.top_k))
@@ -106,32 +104,32 @@ class Backbone(nnx.Module):
         merged = jax.tree.map(lambda *parts: jnp.concatenate(parts), *stats)
         return hidden, merged, None if caches is None else new_caches
 
-    def _scanned(self, stack: StackConfig, hidden, context, inputs: LayerInputs, return_index):
+    def _scanned(self, stack: StackConfig, hidden, context, inputs: LayerInputs, cache, return_index):
         graph, state = nnx.split(getattr(self, stack.name))
 
-        def step(hidden, xs):
+        def step(carry, xs):
             layer_state, layer_inputs = xs
             layer = nnx.merge(graph, layer_state)
-            hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, return_index)
-            return hidden, (stats, cache)
+            hidden, stats, cache = self._layer(stack, layer, carry[0], context, layer_inputs, carry[1], return_index)
+            return (hidden, cache), stats
 
-        hidden, (stats, cache) = jax.lax.scan(step, hidden, (state, inputs))
+        # The cache is carried, not sliced: every layer writes its few new rows in place.
+        (hidden, cache), stats = jax.lax.scan(step, (hidden, cache), (state, inputs))
         return hidden, stats, cache
 
-    def _unrolled(self, stack: StackConfig, hidden, context, inputs: LayerInputs, after_layer, return_index):
+    def _unrolled(self, stack: StackConfig, hidden, context, inputs: LayerInputs, cache, after_layer, return_index):
         outputs = []
         for i in range(stack.count):
             layer = select_module(getattr(self, stack.name), i)
             layer_inputs = jax.tree.map(lambda a, i=i: a[i], inputs)
             # Codec layers are never dropped: their heads must read every level.
             layer_inputs = dataclasses.replace(layer_inputs, live=None)
-            hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, return_index)
+            hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, cache, return_index)
             hidden = after_layer(i, hidden)
-            outputs.append((stats, cache))
-        stats, cache = jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
-        return hidden, stats, cache
+            outputs.append(stats)
+        return hidden, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs), cache
 
-    def _layer(self, stack: StackConfig, layer, hidden, context: AttentionContext, inputs: LayerInputs, return_index):
+    def _layer(self, stack: StackConfig, layer, hidden, context, inputs: LayerInputs, cache, return_index):
         """One layer, under `lax.cond` when the mask may skip it."""
         active = context.q_segment != 0
         if inputs.live is not None:
@@ -139,7 +137,7 @@ class Backbone(nnx.Module):
         control = None
         if stack.router is not None:
             weights = None
-            if inputs.number is not None:
+            if cache is not None:
                 experts = getattr(self, stack.name).ffn
                 weights = (
                     experts.w_in[...].astype(hidden.dtype),
@@ -149,13 +147,15 @@ class Backbone(nnx.Module):
             control = RoutingControl(inputs.bias, active, inputs.experts, inputs.top_k, inputs.override, weights)
 
         def run(hidden, cache):
-            return layer(hidden, context, control, cache, return_index=return_index)
+            own = None if cache is None else LayerCache(*cache, inputs.number)
+            hidden, stats, own = layer(hidden, context, control, own, return_index=return_index)
+            return hidden, stats, None if own is None else (own.keys, own.values)
 
         if self.config.remat:
             # Inside the cond, so that a skipped layer is not recomputed either.
             run = jax.checkpoint(run)
         if inputs.live is None:
-            return run(hidden, inputs.cache)
+            return run(hidden, cache)
 
         def skip(hidden, cache):
             stats = None
@@ -165,7 +165,7 @@ class Backbone(nnx.Module):
                 stats = zero_stats(stack.router.num_experts, index, hidden.dtype)
             return hidden, stats, cache
 
-        new_hidden, stats, cache = jax.lax.cond(inputs.live.any(), run, skip, hidden, inputs.cache)
+        new_hidden, stats, cache = jax.lax.cond(inputs.live.any(), run, skip, hidden, cache)
         if inputs.live.shape[0] > 1:
             new_hidden = jnp.where(inputs.live[:, None, None], new_hidden, hidden)
         return new_hidden, stats, cache

@@ -7,9 +7,7 @@ from flax import nnx
 
 from ernie5_jax.config import ModelConfig, RouterConfig
 from ernie5_jax.model.experts import RouterStats, RoutingControl, SparseFFN
-from ernie5_jax.nn import Attention, AttentionContext, RMSNorm, SwiGLU
-
-Cache = tuple[jax.Array, jax.Array]
+from ernie5_jax.nn import Attention, AttentionContext, LayerCache, RMSNorm, SwiGLU
 
 
 class DecoderLayer(nnx.Module):
@@ -33,10 +31,10 @@ class DecoderLayer(nnx.Module):
         hidden: jax.Array,
         context: AttentionContext,
         control: RoutingControl | None = None,
-        cache: Cache | None = None,
+        cache: LayerCache | None = None,
         *,
         return_index: bool = False,
-    ) -> tuple[jax.Array, RouterStats | None, Cache | None]:
+    ) -> tuple[jax.Array, RouterStats | None, LayerCache | None]:
         """hidden [B, S, D] -> (hidden, router statistics of a sparse layer, cache)."""
         attended, cache = self.attention(self.attention_norm(hidden), context, cache)
         hidden = hidden + attended

@@ -36,6 +36,33 @@ class AttentionContext:
     bounds: Any
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerCache:
+    """Keys and values of a whole stack and the number of one layer in it: written in place, never sliced and put back.
+
+    Attributes:
+      keys, values: [count, B, M, K, H].
+      number: int32 [].
+    """
+
+    keys: Any
+    values: Any
+    number: Any
+
+    def extended(self, k: jax.Array, v: jax.Array, rows: jax.Array) -> LayerCache:
+        """With new keys and values [B, S, K, H] of this layer at rows int32 [B, S]; rows >= M are dropped."""
+        at = (self.number, jnp.arange(rows.shape[0])[:, None], rows)
+        keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
+        values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
+        return dataclasses.replace(self, keys=keys, values=values)
+
+    def of_layer(self) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [B, M, K, H] of this layer."""
+        keys, values = (jax.lax.dynamic_index_in_dim(x, self.number, 0, False) for x in (self.keys, self.values))
+        return keys, values
+
+
 class Attention(nnx.Module):
     """Pre-normalised input -> attention output, no biases (ERNIE 4.5)."""
 
@@ -49,14 +76,14 @@ class Attention(nnx.Module):
         self.pairing = config.rope_pairing
 
     def __call__(
-        self, x: jax.Array, context: AttentionContext, cache: tuple[jax.Array, jax.Array] | None = None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+        self, x: jax.Array, context: AttentionContext, cache: LayerCache | None = None
+    ) -> tuple[jax.Array, LayerCache | None]:
         """Attends.
 
         Args:
           x: [B, S, D].
           context: Positions and mask.
-          cache: Keys and values [B, M, K, H]; the new ones are written at rows `context.q_rows` (rows >= M are not).
+          cache: Of the layer's stack; the new keys and values are written at rows `context.q_rows` (rows >= M are not).
 
         Returns:
           [B, S, D] and the cache with the new keys and values, or None.
@@ -68,10 +95,8 @@ class Attention(nnx.Module):
         q = apply_rope(q, context.cos, context.sin, self.pairing)
         k = apply_rope(k, context.cos, context.sin, self.pairing)
         if cache is not None:
-            rows = (jnp.arange(batch)[:, None], context.q_rows)
-            k = cache[0].at[rows].set(k.astype(cache[0].dtype), mode="drop")
-            v = cache[1].at[rows].set(v.astype(cache[1].dtype), mode="drop")
-            cache = (k, v)
+            cache = cache.extended(k, v, context.q_rows)
+            k, v = cache.of_layer()
         out = attention(
             q,
             k,
