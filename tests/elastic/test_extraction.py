@@ -48,8 +48,8 @@ class ExtractionTest(parameterized.TestCase):
     def test_equals_the_masked_model(self, seed):
         self.check(seed)
 
-    @pytest.mark.slow
     @parameterized.parameters(*range(2, 20))
+    @pytest.mark.slow
     def test_equals_the_masked_model_for_more_masks(self, seed):
         self.check(seed)
 

@@ -140,11 +140,16 @@ def _round_up(size: int, multiple: int) -> int:
 
 def _pick(x: jax.Array, b: jax.Array, i: jax.Array) -> jax.Array:
     """x[b, i]."""
-    return lax.dynamic_slice(x, (b, i, *(0,) * (x.ndim - 2)), (1, 1, *x.shape[2:])).reshape(x.shape[2:])
+    return lax.dynamic_slice(x, _at(x, b, i), (1, 1, *x.shape[2:])).reshape(x.shape[2:])
 
 
 def _put(x: jax.Array, value: jax.Array, b: jax.Array, i: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice(x, value[None, None].astype(x.dtype), (b, i, *(0,) * (x.ndim - 2)))
+    return lax.dynamic_update_slice(x, value[None, None].astype(x.dtype), _at(x, b, i))
+
+
+def _at(x: jax.Array, b: jax.Array, i: jax.Array) -> tuple[jax.Array, ...]:
+    """Indices of one type: loop counters are int64 under x64, block numbers never."""
+    return tuple(jnp.asarray(n, jnp.int32) for n in (b, i, *(0,) * (x.ndim - 2)))
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
