@@ -43,7 +43,7 @@ def moe_ffn(
       expert_index: int32 [T, k]; the value E means that this rank is not used.
       w_in: [E, D, 2F], gate half first. w_out: [E, F, D].
       implementation: "dense" (oracle), "blocks" (loops over the rows in use), "ragged" (`lax.ragged_dot`) or
-        "megablox" (TPUs only). None takes "blocks" on CPUs and "ragged" elsewhere, decided when the program is lowered.
+        "megablox" (TPUs only). None takes "blocks" where CPUs are the default, else "ragged".
 
     Returns:
       [T, D].
@@ -53,7 +53,5 @@ def moe_ffn(
     """
     if implementation not in (None, *_BACKENDS):
         raise ValueError(f"implementation: found {implementation!r}, allowed: None, {', '.join(_BACKENDS)}")
-    arguments = (x, gates, expert_index, w_in, w_out)
-    if implementation is None:
-        return jax.lax.platform_dependent(*arguments, cpu=block_moe, default=ragged_moe)
-    return _BACKENDS[implementation](*arguments)
+    name = implementation or ("blocks" if jax.default_backend() == "cpu" else "ragged")
+    return _BACKENDS[name](x, gates, expert_index, w_in, w_out)
