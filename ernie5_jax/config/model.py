@@ -8,6 +8,8 @@ from typing import Literal
 
 from ernie5_jax.config.base import require
 
+Kind = Literal["dense", "moe", "codec"]
+
 
 @dataclasses.dataclass(frozen=True)
 class RouterConfig:
@@ -48,7 +50,7 @@ class StackConfig:
     """
 
     name: str
-    kind: Literal["dense", "moe", "codec"]
+    kind: Kind
     count: int
     router: RouterConfig | None = None
 
@@ -149,13 +151,11 @@ class ModelConfig:
     def stacks(self) -> tuple[StackConfig, ...]:
         """Every homogeneous stack, in order, empty ones left out (decisions section 5)."""
         routers = self.layer_routers
-        kinds: list[tuple[Literal["dense", "moe", "codec"], RouterConfig | None]] = [
-            *[("dense", None)] * self.num_dense_layers,
-            *[("moe", router) for router in routers[: self.num_moe_layers]],
-            *[("codec", router) for router in routers[self.num_moe_layers :]],
-        ]
+        dense: list[tuple[Kind, RouterConfig | None]] = [("dense", None)] * self.num_dense_layers
+        moe: list[tuple[Kind, RouterConfig | None]] = [("moe", router) for router in routers[: self.num_moe_layers]]
+        codec: list[tuple[Kind, RouterConfig | None]] = [("codec", router) for router in routers[self.num_moe_layers :]]
         stacks: list[StackConfig] = []
-        for (kind, router), layers in itertools.groupby(kinds):
+        for (kind, router), layers in itertools.groupby(dense + moe + codec):
             number = sum(stack.kind == kind for stack in stacks)
             stacks.append(StackConfig(f"{kind}_{number}" if number else kind, kind, len(list(layers)), router))
         return tuple(stacks)

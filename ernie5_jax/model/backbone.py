@@ -147,7 +147,7 @@ class Backbone(nnx.Module):
             control = RoutingControl(inputs.bias, active, inputs.experts, inputs.top_k, inputs.override, weights)
 
         def run(hidden, cache):
-            own = None if cache is None else LayerCache(*cache, inputs.number)
+            own = None if cache is None else LayerCache(cache[0], cache[1], inputs.number)
             hidden, stats, own = layer(hidden, context, control, own, return_index=return_index)
             return hidden, stats, None if own is None else (own.keys, own.values)
 

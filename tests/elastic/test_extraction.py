@@ -127,12 +127,14 @@ class MistakesTest(parameterized.TestCase):
     def test_a_mask_that_is_no_submodel(self, _, spoil, message):
         mask = jax.tree.map(np.array, full_mask(MODEL))
         spoil(mask)
+        params, bias = parameters()
         with self.assertRaisesRegex(ValueError, message):
-            extract_submodel(MODEL, *parameters(), mask)
+            extract_submodel(MODEL, params, bias, mask)
 
     def test_several_rows(self):
+        params, bias = parameters()
         with self.assertRaisesRegex(ValueError, "2 rows"):
-            extract_submodel(MODEL, *parameters(), jax.tree.map(np.asarray, full_mask(MODEL, rows=2)))
+            extract_submodel(MODEL, params, bias, jax.tree.map(np.asarray, full_mask(MODEL, rows=2)))
 
 
 @functools.cache

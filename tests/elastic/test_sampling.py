@@ -1,5 +1,7 @@
 """Elastic masks: probabilities, ranges, what is never dropped, and purity."""
 
+from typing import Any
+
 import chex
 import jax
 import numpy as np
@@ -86,7 +88,8 @@ class LimitsTest(parameterized.TestCase):
     @parameterized.parameters("layers", "experts", "top_k")
     def test_upper_ends(self, axis):
         low, high = {"layers": (4, 5), "experts": (2, 4), "top_k": (1, 1)}[axis]
-        config = ElasticSamplingConfig(0.0, 0.0, 0.0, **{f"min_{axis}": low, f"max_{axis}": high})
+        ends: dict[str, Any] = {f"min_{axis}": low, f"max_{axis}": high}
+        config = ElasticSamplingConfig(0.0, 0.0, 0.0, **ends)
         masks = draws(config=config, count=200)
         found = masks.top_k if axis == "top_k" else getattr(masks, axis).sum(-1)
         self.assertEqual(set(np.unique(found)), set(range(low, high + 1)))

@@ -164,7 +164,7 @@ def random_case(seed: int, dtype: str = "float32") -> tuple[tuple[jax.Array, ...
     """
     sizes, rng = np.random.default_rng(seed % SHAPES), np.random.default_rng(seed)
     causal, n = ((True, 1), (True, 2), (False, 2), (False, 4))[sizes.integers(4)]
-    batch, key_heads, groups = sizes.integers(1, 3), sizes.integers(1, 3), sizes.integers(1, 4)
+    batch, key_heads, groups = (int(sizes.integers(1, most)) for most in (3, 3, 4))
     width, keys = 4 * sizes.integers(1, 3), int(sizes.integers(1, 50))
     queries = keys if sizes.random() < 0.7 else int(sizes.integers(1, keys + 1))
     q = jnp.asarray(rng.normal(size=(batch, queries, key_heads * groups, width)), dtype)
@@ -262,7 +262,8 @@ class BlockwiseTest(parameterized.TestCase):
             return jnp.asarray(x.reshape(x.shape[0], -1, size, *x.shape[2:]))
 
         names = ("q_rows", "q_segment", "k_rows", "k_segment", "bounds")
-        needed = np.asarray(needed_blocks(*(blocks(where[name]) for name in names), where["causal"]))
+        parts: list[Any] = [blocks(where[name]) for name in names]
+        needed = np.asarray(needed_blocks(*parts, causal=where["causal"]))
         batch, queries, keys = mask.shape
         whole = np.pad(mask, ((0, 0), (0, -queries % size), (0, -keys % size)))
         whole = whole.reshape(batch, needed.shape[1], size, needed.shape[2], size).any((2, 4))
@@ -295,7 +296,9 @@ class BlockwiseTest(parameterized.TestCase):
                 return attention(q, k, v, bounds=bounds, **where).sum()
 
             compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, rows, bounds).compile()
-            return compiled.memory_analysis().temp_size_in_bytes
+            memory = compiled.memory_analysis()
+            assert memory is not None
+            return memory.temp_size_in_bytes
 
         short, long = temporary(2048), temporary(8192)
         self.assertLess(long, 5 * short)

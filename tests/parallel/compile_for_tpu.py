@@ -91,7 +91,7 @@ def compile_generation():
 
 def compile_attention(topology: str, backend: str):
     """Values and gradients of attention over 1,024 positions on one chip."""
-    here = NamedSharding(_mesh(topology), PartitionSpec())
+    here = NamedSharding(_mesh(topology, 1), PartitionSpec())
 
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
@@ -108,7 +108,7 @@ def compile_attention(topology: str, backend: str):
 
 def compile_sparse_layer(topology: str, backend: str):
     """Values and gradients of a sparse layer of 16 experts, top-4, on one chip."""
-    here = NamedSharding(_mesh(topology), PartitionSpec())
+    here = NamedSharding(_mesh(topology, 1), PartitionSpec())
 
     def array(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
@@ -136,8 +136,8 @@ def _prompt(size: int, length: int) -> Batch:
     )
 
 
-def _mesh(topology: str = TOPOLOGY) -> Mesh:
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+def _mesh(topology: str = TOPOLOGY, chips: int | None = None) -> Mesh:
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[:chips]
     return Mesh(np.array(devices), (DATA_AXIS,), axis_types=(AxisType.Auto,))
 
 

@@ -34,7 +34,7 @@ class SaveSubmodelTest(absltest.TestCase):
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         params, bias = jax.jit(lambda: init_params(MODEL, 3))()
         cls.params, cls.bias = params, bias + 0.05 * jax.random.normal(jax.random.key(1), bias.shape)
-        files = {
+        files: dict[str, bytes | Path] = {
             "config.json": config_json(CONFIG),
             "run.json": json.dumps({"tokenizers": {"text": "abc"}}).encode(),
             "tokenizers/text/vocabulary.json": b"[]",

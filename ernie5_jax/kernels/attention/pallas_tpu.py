@@ -63,17 +63,21 @@ def pallas_attention(
     def padded(x: jax.Array) -> jax.Array:
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), *((0, 0),) * (x.ndim - 2)))
 
-    q, k, v = (padded(x).swapaxes(1, 2) for x in (q, k, v))
-    q_rows, q_segment, k_rows, k_segment, bounds = map(padded, (q_rows, q_segment, k_rows, k_segment, bounds))
-    blocks = [x.reshape(x.shape[0], -1, block, *x.shape[2:]) for x in (q_rows, q_segment, k_rows, k_segment, bounds)]
-    needed = needed_blocks(*blocks, causal)
+    q, k, v = padded(q).swapaxes(1, 2), padded(k).swapaxes(1, 2), padded(v).swapaxes(1, 2)
+    q_rows, q_segment = padded(q_rows), padded(q_segment)
+    k_rows, k_segment, bounds = padded(k_rows), padded(k_segment), padded(bounds)
+
+    def blocks(x: jax.Array) -> jax.Array:
+        return x.reshape(x.shape[0], -1, block, *x.shape[2:])
+
+    needed = needed_blocks(blocks(q_rows), blocks(q_segment), blocks(k_rows), blocks(k_segment), blocks(bounds), causal)
     q_info = jnp.stack([q_rows, q_segment], 1)
     q_info = jnp.pad(q_info, ((0, 0), (0, _LINES - 2), (0, 0)))
     k_info = jnp.concatenate([k_rows[..., None], k_segment[..., None], bounds], -1)
     k_info = jnp.pad(k_info, ((0, 0), (0, 0), (0, _LANES - k_info.shape[-1])))
     settings = _Settings(block, bounds.shape[-1], causal, interpret)
     lists = (*_visits(needed), *_visits(needed.swapaxes(1, 2)))
-    out = _attend(settings, q * q.shape[-1] ** -0.5, k, v, q_info, k_info, lists)
+    out: jax.Array = _attend(settings, q * q.shape[-1] ** -0.5, k, v, q_info, k_info, lists)
     return out.swapaxes(1, 2)[:, :queries]
 
 
@@ -136,14 +140,18 @@ class _QueryLoop:
 
     def _spec(self, kind: str, width: int) -> pl.BlockSpec:
         block, key = self.settings.block, self._key_block
-        group = self.groups
+
+        def shared(h: jax.Array) -> jax.Array:
+            """The key head of a query head."""
+            return lax.div(h, self.groups)
+
         shapes: dict[str, tuple[tuple[int | None, ...], Callable]] = {
             "q_info": ((None, _LINES, block), lambda b, h, i, t, *s: (b, 0, i)),
             "k_info": ((None, block, _LANES), lambda b, h, i, t, *s: (b, key(b, i, t, *s), 0)),
             "q": ((None, None, block, width), lambda b, h, i, t, *s: (b, h, i, 0)),
             "q_columns": ((None, None, width, block), lambda b, h, i, t, *s: (b, h, 0, i)),
-            "k": ((None, None, block, width), lambda b, h, i, t, *s: (b, h // group, key(b, i, t, *s), 0)),
-            "k_columns": ((None, None, width, block), lambda b, h, i, t, *s: (b, h // group, 0, key(b, i, t, *s))),
+            "k": ((None, None, block, width), lambda b, h, i, t, *s: (b, shared(h), key(b, i, t, *s), 0)),
+            "k_columns": ((None, None, width, block), lambda b, h, i, t, *s: (b, shared(h), 0, key(b, i, t, *s))),
         }
         return pl.BlockSpec(*shapes[kind])
 
@@ -249,7 +257,7 @@ def _dkv_kernel(order, count, q_info, k_info, q, k, v, g, log_sum, mean, dk, dv,
         k_total[...] = jnp.zeros_like(k_total)
         v_total[...] = jnp.zeros_like(v_total)
 
-    @pl.when(step % blocks < count[pl.program_id(0) * pl.num_programs(2) + pl.program_id(2)])
+    @pl.when(lax.rem(step, blocks) < count[pl.program_id(0) * pl.num_programs(2) + pl.program_id(2)])
     def _visit():
         weights = _weights(q_info, k_info, q, k, log_sum, settings)
         dscores = weights * (_dot(v[...], g[...], _NT) - mean[...])
@@ -270,10 +278,10 @@ def _key_loop(settings: _Settings, q, k, v, g, q_info, k_info, log_sum, mean, li
 
     def query_block(b, j, u, order, count):
         number = b * grid[2] + j
-        return order[number * blocks + jnp.minimum(u % blocks, jnp.maximum(count[number] - 1, 0))]
+        return order[number * blocks + jnp.minimum(lax.rem(u, blocks), jnp.maximum(count[number] - 1, 0))]
 
     def head(h, u):
-        return h * groups + u // blocks
+        return h * groups + lax.div(u, blocks)
 
     of_keys = pl.BlockSpec((None, None, block, width), lambda b, h, j, u, *s: (b, h, j, 0))
     of_queries = pl.BlockSpec(
