@@ -17,7 +17,7 @@ def get_config():
     config.visual.training.steps = 700
     config.audio.hidden_size = 192
     config.audio.training.steps = 1500
-    config.training.steps = 2600
+    config.training.steps = 2400
     config.training.checkpoint_every = 500
     config.generation.audio_temperature = 0.4
     return config
