@@ -97,6 +97,7 @@ class ExtractionTest(parameterized.TestCase):
         self.assertLess(count, parameter_totals(MODEL)["total"])
 
     @parameterized.parameters("one_expert", "k_equals_experts", "one_layer_skipped", "favourite_excluded")
+    @pytest.mark.slow
     def test_corner(self, name):
         mask = jax.tree.map(np.array, full_mask(MODEL))
         params, bias = parameters()

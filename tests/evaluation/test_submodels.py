@@ -4,6 +4,7 @@ import logging
 
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.elastic import ElasticError, extract_submodel
@@ -20,6 +21,7 @@ CONFIG = tiny_experiment_config(
 MODEL = CONFIG.model
 
 
+@pytest.mark.slow
 class SubmodelsTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
