@@ -19,7 +19,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder for routing.json and routing.htm
 _MANIFEST = flags.DEFINE_string("manifest", "", "JSONL manifest of documents instead of the held-out ones.")
 _DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
 _DOCUMENTS = flags.DEFINE_integer("documents", 600, "How many documents are counted, evenly spread.", lower_bound=1)
-_FRACTION = flags.DEFINE_float("fraction", 0.25, "Share of experts that count as most used.", 0.0, 1.0)
+_FRACTION = flags.DEFINE_float("fraction", 0.25, "Share of experts that count as most used.", 0.001, 1.0)
 
 
 def main(argv):
@@ -27,13 +27,17 @@ def main(argv):
     from ernie5_jax.evaluation import pipeline, write_json
     from ernie5_jax.evaluation.routing import analyze, routing_by_task
     from ernie5_jax.evaluation.routing_report import write_routing_report
-    from ernie5_jax.training import find_checkpoint
 
     opened = pipeline.open_checkpoint(_CHECKPOINT.value)
-    folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
+    folder = pipeline.data_folder(_CHECKPOINT.value, _DATA.value)
     documents = pipeline.held_out_documents(opened, folder, _MANIFEST.value, _DOCUMENTS.value)
     use = routing_by_task(opened.held_out, opened.encode(documents))
-    content = {"checkpoint": _CHECKPOINT.value, "documents": len(documents), **analyze(use, _FRACTION.value)}
+    layer_experts = opened.config.model.layer_experts
+    content = {
+        "checkpoint": _CHECKPOINT.value,
+        "documents": len(documents),
+        **analyze(use, layer_experts, _FRACTION.value),
+    }
     out = Path(_OUT.value)
     write_json(out / "routing.json", content)
     write_routing_report(out / "routing.html", content)

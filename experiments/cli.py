@@ -23,7 +23,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -55,6 +55,12 @@ def define_config(default: str | None = None, name: str = "config") -> flags.Fla
     if default is None:
         flags.mark_flag_as_required(holder)
     return holder
+
+
+def define_select() -> flags.FlagHolder[Any]:
+    """Defines `--select`, a rule of `evaluation.submodels`; that one is not imported, so that --help is fast."""
+    rules = ["usage", "nested", "even", "random", "importance"]
+    return flags.DEFINE_enum("select", "usage", rules, "Which layers and experts stay.")
 
 
 def load_config(holder: flags.FlagHolder) -> ExperimentConfig:

@@ -44,11 +44,9 @@ def main(argv):
 
 
 def _manifest(opened):
-    from ernie5_jax.data.manifest import check_manifest
     from ernie5_jax.evaluation import pipeline
 
-    manifest = check_manifest(_MANIFEST.value, opened.config)
-    documents = [manifest[i] for i in range(len(manifest))]
+    documents = pipeline.manifest_documents(opened, _MANIFEST.value)
     return {"manifest": _MANIFEST.value, **pipeline.evaluate_documents(opened, documents, seed=_SEED.value)}
 
 
@@ -58,12 +56,11 @@ def _suite(opened):
 
     from ernie5_jax.data import SPLITS
     from ernie5_jax.evaluation import pipeline
-    from ernie5_jax.training import find_checkpoint
 
     config = opened.config.evaluation
     config = dataclasses.replace(config, suite=_SUITE.value or config.suite, samples=_SAMPLES.value or config.samples)
     pipeline.check_suite(config.suite)
-    folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
+    folder = pipeline.data_folder(_CHECKPOINT.value, _DATA.value)
     training, held_out = (pipeline.split_documents(opened.config, folder, split) for split in SPLITS)
     report = lambda line: print(line, file=sys.stderr)  # noqa: E731 (standard output is for the JSON)
     judges = pipeline.make_judges(opened, training, config=config, seed=_SEED.value)

@@ -21,9 +21,7 @@ from experiments import cli
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Run folder or one of its checkpoints.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder for elastic.json and elastic.html.", required=True)
 _SIZES = flags.DEFINE_string("sizes", "", "layers x experts x top_k, comma-separated, e.g. 9x32x4,9x16x2.")
-_SELECT: flags.FlagHolder[Any] = flags.DEFINE_enum(
-    "select", "usage", ["usage", "nested", "even", "random", "importance"], "Which layers and experts stay."
-)
+_SELECT = cli.define_select()
 _SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task; 0 measures losses and speed only.", lower_bound=0)
 _DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
 _DOCUMENTS = flags.DEFINE_integer("documents", 200, "How many documents are measured, evenly spread.", lower_bound=1)
@@ -36,10 +34,9 @@ def main(argv):
     from ernie5_jax.evaluation import pipeline, write_json
     from ernie5_jax.evaluation.elastic_report import write_elastic_report
     from ernie5_jax.evaluation.submodels import Submodels, default_sizes, pareto_front
-    from ernie5_jax.training import find_checkpoint
 
     opened = pipeline.open_checkpoint(_CHECKPOINT.value)
-    folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
+    folder = pipeline.data_folder(_CHECKPOINT.value, _DATA.value)
     documents = pipeline.held_out_documents(opened, folder, "", _DOCUMENTS.value)
     submodels = Submodels(opened.held_out, opened.encode(documents), _SEED.value)
     sizes = _parse_sizes(_SIZES.value) if _SIZES.value else default_sizes(submodels.model)

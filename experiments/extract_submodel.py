@@ -10,9 +10,6 @@ heads, MTP); under it, every submodel that could not be larger is measured on he
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from absl import flags
 
 from experiments import cli
@@ -25,9 +22,7 @@ _TOP_K = flags.DEFINE_integer(
     "top_k", 0, "Experts per token; 0 = as trained, or fewer where fewer stay.", lower_bound=0
 )
 _BUDGET = flags.DEFINE_string("budget", "", "Shares of the parameters instead of sizes: active=A,total=T.")
-_SELECT: flags.FlagHolder[Any] = flags.DEFINE_enum(
-    "select", "usage", ["usage", "nested", "even", "random", "importance"], "Which layers and experts stay."
-)
+_SELECT = cli.define_select()
 _MANIFEST = flags.DEFINE_string(
     "manifest", "", "JSONL manifest of documents to measure on instead of the held-out ones."
 )
@@ -39,13 +34,17 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of --select=random.", lower_bound=0)
 def main(argv):
     del argv
     budget = _parse_budget(_BUDGET.value) if _BUDGET.value else None
+    from ernie5_jax.errors import UserError
+
+    if budget and (_LAYERS.value or _EXPERTS.value or _TOP_K.value):
+        raise UserError(f"flag --budget: found {_BUDGET.value!r} beside sizes, allowed: a budget or sizes")
     from ernie5_jax.evaluation import pipeline
     from ernie5_jax.evaluation.submodels import Submodels
-    from ernie5_jax.training import find_checkpoint
-    from ernie5_jax.training.submodel import save_submodel
+    from ernie5_jax.training.submodel import check_unused, save_submodel
 
+    check_unused(_OUT.value)  # before minutes of measuring
     opened = pipeline.open_checkpoint(_CHECKPOINT.value)
-    folder = Path(_DATA.value) if _DATA.value else find_checkpoint(_CHECKPOINT.value).parents[1] / "data"
+    folder = pipeline.data_folder(_CHECKPOINT.value, _DATA.value)
     documents = pipeline.held_out_documents(opened, folder, _MANIFEST.value, _DOCUMENTS.value)
     submodels = Submodels(opened.held_out, opened.encode(documents), _SEED.value)
     if budget:

@@ -172,6 +172,11 @@ class ModelConfig:
         )
 
     @property
+    def layer_experts(self) -> tuple[int, ...]:
+        """Experts of every routed layer, in order."""
+        return tuple(router.num_experts for router in self.layer_routers)
+
+    @property
     def num_routed_layers(self) -> int:
         """L_routed, layers that have a router."""
         return self.num_moe_layers + self.num_codec_layers

@@ -1,6 +1,6 @@
 """Elastic training: which submodel runs, and how it becomes a model of its own."""
 
-from ernie5_jax.elastic.choice import ElasticError, evenly, fixed_layers, keep_layers, largest, submodel_mask
+from ernie5_jax.elastic.choice import ElasticError, evenly, keep_layers, largest, submodel_mask
 from ernie5_jax.elastic.extraction import extract_submodel
 from ernie5_jax.elastic.sampling import sample_mask, step_masks
 
@@ -8,7 +8,6 @@ __all__ = [
     "ElasticError",
     "evenly",
     "extract_submodel",
-    "fixed_layers",
     "keep_layers",
     "largest",
     "sample_mask",

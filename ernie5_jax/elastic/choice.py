@@ -6,15 +6,7 @@ import numpy as np
 
 from ernie5_jax.config import ModelConfig
 from ernie5_jax.errors import UserError
-from ernie5_jax.model.elastic_mask import ElasticMask
-
-
-def fixed_layers(model: ModelConfig) -> np.ndarray:
-    """bool [L]: layers that always run, the first one and the codec layers (decisions section 3)."""
-    fixed = np.zeros(model.num_layers, bool)
-    fixed[0] = True
-    fixed[model.num_layers - model.num_codec_layers :] = True
-    return fixed
+from ernie5_jax.model.elastic_mask import ElasticMask, fixed_layers
 
 
 def evenly(total: int, count: int) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ernie5_jax.config import ElasticSamplingConfig, ModelConfig
-from ernie5_jax.elastic.choice import fixed_layers, keep_layers, largest
-from ernie5_jax.model.elastic_mask import ElasticMask
+from ernie5_jax.elastic.choice import keep_layers, largest
+from ernie5_jax.model.elastic_mask import ElasticMask, fixed_layers
 
 _STREAM = 3  # apart from other draws of the same seed
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+
+Scale = Callable[[Any], Any]
+"""From a value of an axis to its place in the picture."""
 
 _WIDTH, _HEIGHT = 360, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 26
@@ -56,14 +60,7 @@ def line_chart(steps: Sequence[float], values: Sequence[float | None], label: st
         return _TOP + (high - np.clip(v, low, high)) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = [_open(_WIDTH, _HEIGHT, label, f"chart {kind}")]
-    for tick in nice_ticks(low, high, 5):
-        at = to_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{_number(tick)}</text>')
-    for tick in nice_ticks(left, right):
-        parts.append(
-            f'<text class="tick" x="{to_x(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>'
-        )
+    parts += _axes((left, right), (low, high), to_x, to_y)
     curve = smoothed(y)
     parts.append(f'<polyline class="raw" points="{_points(to_x(x), to_y(y))}"/>')
     parts.append(f'<polyline class="line" points="{_points(to_x(x), to_y(curve))}"/>')
@@ -84,14 +81,7 @@ def scatter_chart(points: Sequence[tuple[float, float, str, bool]], label: str) 
     to_x = lambda v: _LEFT + (v - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)  # noqa: E731
     to_y = lambda v: _TOP + (high - v) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)  # noqa: E731
     parts = [_open(_WIDTH, _HEIGHT, label, "chart text")]
-    for tick in nice_ticks(low, high, 5):
-        at = to_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{_number(tick)}</text>')
-    for tick in nice_ticks(left, right):
-        parts.append(
-            f'<text class="tick" x="{to_x(tick):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>'
-        )
+    parts += _axes((left, right), (low, high), to_x, to_y)
     filled = np.array(sorted((px, py) for px, py, _, full in points if full)).reshape(-1, 2)
     parts.append(f'<polyline class="line" points="{_points(to_x(filled[:, 0]), to_y(filled[:, 1]))}"/>')
     for px, py, name, full in points:
@@ -160,6 +150,19 @@ def heatmap(shares: Sequence[Sequence[float]], label: str, scale: float) -> str:
             f'<text class="tick" x="{left + x * cell + cell / 2}" y="{height - 5}" text-anchor="middle">{x + 1}</text>'
         )
     return "".join(parts) + "</svg>"
+
+
+def _axes(x: tuple[float, float], y: tuple[float, float], to_x: Scale, to_y: Scale) -> list[str]:
+    """Grid lines and labels of both axes."""
+    parts = []
+    for tick in nice_ticks(*y, 5):
+        at = to_y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{_number(tick)}</text>')
+    for tick in nice_ticks(*x):
+        at = to_x(tick)
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{_number(tick)}</text>')
+    return parts
 
 
 def _open(width: float, height: float, label: str, kind: str) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 
 from ernie5_jax.config import ExperimentConfig
 from ernie5_jax.evaluation.errors import EvaluationError
-from ernie5_jax.metrics import max_violation, normalized_entropy
 from ernie5_jax.model import ElasticMask, full_mask, make_apply
 from ernie5_jax.sequence import Batch, EncodedDocument, document_size, layout, pack, plan_rows, sizes_array, stack
 from ernie5_jax.text.special_tokens import PAD
@@ -86,7 +85,8 @@ class HeldOut:
         Returns:
           What `training.metrics.summarize` gives (`loss_<modality>` in nats, `bit_accuracy`, ...), and
           `text_bits_per_byte`, `expert_use` ([kind][layer][expert], shares that add up to 1 over experts),
-          `min_normalized_entropy` and `max_violation` over all documents together, the worst layer's.
+          `min_normalized_entropy` and `max_violation` over all documents together, the worst layer's
+          (absent where every layer has a single expert).
 
         Raises:
           EvaluationError: No documents.
@@ -107,12 +107,13 @@ class HeldOut:
         assert total is not None
         record = summarize(total, self.config.model)
         record["text_bits_per_byte"] = record.pop("bits_per_byte", None)
-        experts = np.array([router.num_experts for router in self.config.model.layer_routers])
-        record |= {
-            "expert_use": expert_use(total["use"]),
-            "min_normalized_entropy": float(np.nanmin(normalized_entropy(total["counts"], experts))),
-            "max_violation": float(np.nanmax(max_violation(total["counts"], experts))),
-        }
+        record["expert_use"] = expert_use(total["use"])
+        # A single expert has no balance: the lists are then absent.
+        entropy, violation = (
+            [v for v in record.pop(name, []) if v is not None] for name in ("normalized_entropy", "max_violation")
+        )
+        record |= {"min_normalized_entropy": min(entropy)} if entropy else {}
+        record |= {"max_violation": max(violation)} if violation else {}
         return record
 
 

@@ -26,6 +26,7 @@ from ernie5_jax.generation import Engine, LoadedModel, load
 from ernie5_jax.model import ElasticMask
 from ernie5_jax.sequence import Document, EncodedDocument
 from ernie5_jax.training.accounting import parameter_totals
+from ernie5_jax.training.paths import find_checkpoint
 
 SUITES = ("digits",)
 _IDENTITY = ("seed", "model", "text", "visual", "audio", "data", "generation", "evaluation")
@@ -103,6 +104,17 @@ def split_documents(config: ExperimentConfig, folder: Path, split: str, *, progr
     return [document for shards in prepared.values() for document in shards]
 
 
+def data_folder(checkpoint: str | Path, folder: str = "") -> Path:
+    """Prepared documents of a checkpoint: `folder`, or where that is "" the data/ of its run folder."""
+    return Path(folder) if folder else find_checkpoint(checkpoint).parents[1] / "data"
+
+
+def manifest_documents(opened: Opened, path: str) -> list[Document]:
+    """Every document of a JSONL manifest, checked. Raises a `DataError` that lists all bad lines."""
+    manifest = check_manifest(path, opened.config)
+    return [manifest[i] for i in range(len(manifest))]
+
+
 def held_out_documents(opened: Opened, folder: Path, manifest: str, count: int) -> list[Document]:
     """`count` evenly spread documents of a manifest, or of the held-out split where that is "".
 
@@ -115,11 +127,7 @@ def held_out_documents(opened: Opened, folder: Path, manifest: str, count: int) 
     Raises:
       DataError: A manifest or source that cannot be used.
     """
-    if manifest:
-        checked = check_manifest(manifest, opened.config)
-        documents = [checked[i] for i in range(len(checked))]
-    else:
-        documents = split_documents(opened.config, folder, "test")
+    documents = manifest_documents(opened, manifest) if manifest else split_documents(opened.config, folder, "test")
     picked = np.linspace(0, len(documents) - 1, min(count, len(documents))).astype(int)
     return [documents[i] for i in picked]
 

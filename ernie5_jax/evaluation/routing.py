@@ -59,18 +59,29 @@ def routing_by_task(
     return found
 
 
-def analyze(use: dict[str, np.ndarray], fraction: float = 0.25) -> dict[str, Any]:
+def analyze(use: dict[str, np.ndarray], layer_experts: Sequence[int], fraction: float = 0.25) -> dict[str, Any]:
     """Numbers about `routing_by_task`, JSON-able.
+
+    Args:
+      use: Shares [L_routed, E] by task.
+      layer_experts: Experts of every routed layer, see `ModelConfig`.
+      fraction: Share of the E experts that count as most used.
 
     Returns:
       `use` itself; `normalized_entropy` and `max_violation`, lists over layers by task; `iou`, for every two tasks a
-      list over layers of the intersection over union of their `fraction` most used experts; `fraction`.
+      list over layers of the intersection over union of their most used experts; `fraction`.
+
+    Raises:
+      EvaluationError: A layer with a single expert, which leaves nothing to choose.
     """
+    if min(layer_experts) < 2:
+        raise EvaluationError("routing: found a layer with a single expert, allowed: at least two in every layer")
+    experts = np.array(layer_experts)
     pairs = pairwise_expert_iou(use, fraction)
     return {
         "use": {task: shares.tolist() for task, shares in use.items()},
-        "normalized_entropy": {task: normalized_entropy(shares).tolist() for task, shares in use.items()},
-        "max_violation": {task: max_violation(shares).tolist() for task, shares in use.items()},
+        "normalized_entropy": {task: normalized_entropy(shares, experts).tolist() for task, shares in use.items()},
+        "max_violation": {task: max_violation(shares, experts).tolist() for task, shares in use.items()},
         "iou": {f"{a} / {b}": values.tolist() for (a, b), values in pairs.items()},
         "fraction": fraction,
     }

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ernie5_jax.config import ModelConfig
-from ernie5_jax.elastic import ElasticError, fixed_layers, submodel_mask
+from ernie5_jax.elastic import ElasticError, evenly, submodel_mask
 from ernie5_jax.evaluation.losses import HeldOut
-from ernie5_jax.model import ElasticMask, full_mask, make_apply
+from ernie5_jax.model import ElasticMask, fixed_layers, full_mask, make_apply
 from ernie5_jax.sequence import Batch, EncodedDocument
 from ernie5_jax.training.accounting import submodel_totals
 from ernie5_jax.training.objective import MODALITIES, loss_sums
@@ -71,13 +71,13 @@ class Submodels:
         record = self._held_out.measure(self._batches, mask)
         return sum(record.get(f"loss_{name}", 0.0) for name in MODALITIES)
 
-    def scores(self, rule: Rule) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def scores(self, rule: Rule, kept: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """What `submodel_mask` ranks by: layers [L] (None spaces them evenly) and experts [L, E] (None: the first).
 
         usage       experts that the most held-out tokens go to, every kind of token weighing the same; layers evenly
                     spaced
         nested      the first experts and the first layers
-        even        evenly spaced experts and layers (an order in which every prefix is spread out)
+        even        evenly spaced experts (`kept` of them) and layers
         random      drawn
         importance  experts whose removal changes the loss most, to first order; layers whose removal raises it most
         """
@@ -85,7 +85,7 @@ class Submodels:
         if rule == "nested":
             return -np.arange(layers, dtype=float), None
         if rule == "even":
-            return None, np.broadcast_to(-_spread(experts), (layers, experts))
+            return None, np.broadcast_to(evenly(experts, kept), (layers, experts))
         if rule == "random":
             rng = np.random.default_rng(self._seed)
             return rng.random(layers), rng.random((layers, experts))
@@ -95,7 +95,7 @@ class Submodels:
 
     def size(self, layers: int, experts: int, top_k: int, rule: Rule) -> Size:
         """The submodel of these sizes and its held-out loss."""
-        layer_scores, expert_scores = self.scores(rule)
+        layer_scores, expert_scores = self.scores(rule, experts)
         mask = submodel_mask(self.model, layers, experts, top_k, layer_scores=layer_scores, expert_scores=expert_scores)
         return Size(layers, experts, top_k, mask, submodel_totals(self.model, mask), self.loss(mask))
 
@@ -204,13 +204,6 @@ class Submodels:
                     total[start : start + stack.count] += np.abs(np.asarray((slope * weight).sum((-1, -2))))
                 start += stack.count
         return total
-
-
-def _spread(count: int) -> np.ndarray:
-    """Rank of 0 ... count - 1 in an order whose every prefix is spread out (bit reversal)."""
-    bits = max(1, (count - 1).bit_length())
-    reverse = np.array([int(format(i, f"0{bits}b")[::-1], 2) for i in range(count)])
-    return np.argsort(np.argsort(reverse)).astype(float)
 
 
 def _not_dominated(sizes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """The unified multimodal sparse model."""
 
 from ernie5_jax.model.cache import KVCache, empty_cache
-from ernie5_jax.model.elastic_mask import ElasticMask, check_mask, full_mask
+from ernie5_jax.model.elastic_mask import ElasticMask, check_mask, fixed_layers, full_mask
 from ernie5_jax.model.experts import RouterStats
 from ernie5_jax.model.functional import Params, init_params, logical_axes, make_apply, present_experts
 from ernie5_jax.model.router import Routing, choose_experts
@@ -18,6 +18,7 @@ __all__ = [
     "check_mask",
     "choose_experts",
     "empty_cache",
+    "fixed_layers",
     "full_mask",
     "init_params",
     "logical_axes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +25,13 @@ class LayerInputs:
     """What the layers of one stack read besides hidden states; leading axis [count] on every array.
 
     Attributes:
+      number: int32 [count], 0, 1, ...
       bias: [count, E] or None for dense stacks.
       live: bool [count, R], experts: bool [count, R, E], top_k: int32 [count, R]; None when not elastic.
       override: int32 [count, B, S, k] or None.
-      number: int32 [count], 0, 1, ...
     """
 
     number: Any
-
     bias: Any = None
     live: Any = None
     experts: Any = None
@@ -92,7 +90,8 @@ class Backbone(nnx.Module):
                 inputs = _routing(inputs, stack, slice(routed, routed + stack.count), router_bias, override)
                 routed += stack.count
             if stack.kind == "codec":
-                read = functools.partial(_shifted, after_codec_layer, layer - first_codec)
+                first = layer - first_codec
+                read = lambda i, hidden, first=first: after_codec_layer(first + i, hidden)  # noqa: E731
                 hidden, stack_stats, cache = self._unrolled(stack, hidden, context, inputs, cache, read, return_index)
             else:
                 hidden, stack_stats, cache = self._scanned(stack, hidden, context, inputs, cache, return_index)
@@ -179,7 +178,3 @@ def _routing(
     if override is not None:
         override = override[part, ..., : stack.router.top_k]
     return dataclasses.replace(inputs, bias=bias[part, : stack.router.num_experts], override=override)
-
-
-def _shifted(after_codec_layer: AfterCodecLayer, first: int, i: int, hidden: jax.Array) -> jax.Array:
-    return after_codec_layer(first + i, hidden)

@@ -41,6 +41,14 @@ def full_mask(config: ModelConfig, rows: int = 1) -> ElasticMask:
     )
 
 
+def fixed_layers(config: ModelConfig) -> np.ndarray:
+    """bool [L]: layers that always run, the first one and the codec layers (decisions section 3)."""
+    fixed = np.zeros(config.num_layers, bool)
+    fixed[0] = True
+    fixed[config.num_layers - config.num_codec_layers :] = True
+    return fixed
+
+
 def check_mask(mask: ElasticMask, config: ModelConfig) -> None:
     """Checks a concrete mask.
 
@@ -56,8 +64,7 @@ def check_mask(mask: ElasticMask, config: ModelConfig) -> None:
             raise ValueError(f"elastic mask {name}: found shape {list(found)}, allowed: {list(shape)}")
     live, top_k = np.asarray(mask.layers), np.asarray(mask.top_k)
     enabled = np.asarray(mask.experts).sum(-1)
-    fixed = [0, *range(layers - config.num_codec_layers, layers)]
-    for layer in fixed:
+    for layer in np.flatnonzero(fixed_layers(config)):
         if not live[:, layer].all():
             raise ValueError(f"elastic mask layers: layer {layer} is off, allowed: first and codec layers always run")
     if (top_k < 1).any() or (top_k > config.router.top_k).any():

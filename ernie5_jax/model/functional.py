@@ -30,8 +30,7 @@ def init_params(config: ModelConfig, seed: int | jax.Array = 0) -> tuple[Params,
 
 def present_experts(config: ModelConfig) -> np.ndarray:
     """bool [L_routed, E]: experts that a layer has."""
-    counts = np.array([router.num_experts for router in config.layer_routers])
-    return np.arange(config.router.num_experts) < counts[:, None]
+    return np.arange(config.router.num_experts) < np.array(config.layer_experts)[:, None]
 
 
 def logical_axes(config: ModelConfig) -> Params:

@@ -28,7 +28,7 @@ from ernie5_jax.training.metrics_log import MetricsLog
 from ernie5_jax.training.objective import MODALITIES
 from ernie5_jax.training.restore import load_run
 from ernie5_jax.training.run_data import RunData
-from ernie5_jax.training.state import TrainState, evaluation_params, sharded_abstract_state, state_from
+from ernie5_jax.training.state import TrainState, evaluation_params, sharded_abstract_state, state_from, state_shardings
 from ernie5_jax.training.step import (
     TrainProgram,
     make_eval_step,
@@ -79,10 +79,10 @@ class _Run:
         if self.start:
             abstract = sharded_abstract_state(config, self.mesh, self.rules)
             self.state = checkpoints.restore(self.start, abstract)
+        elif config.training.init_from:
+            self.state = start_from(config, state_shardings(config, self.mesh, self.rules))
         else:
             self.state = self.program.init()
-            if config.training.init_from:
-                self.state = start_from(config, self.state)
         self.eval_fn = make_eval_step(config, self.mesh, self.rules)
         self.pending: collections.deque[_Pending] = collections.deque()
         self.clock = _Clock(config, self.mesh.shape[DATA_AXIS])
@@ -219,10 +219,10 @@ class _Clock:
         return fields
 
 
-def start_from(config: ExperimentConfig, fresh: TrainState) -> TrainState:
-    """The state before the first step with the parameters of `training.init_from`, laid out as `fresh` is."""
+def start_from(config: ExperimentConfig, shardings: TrainState) -> TrainState:
+    """The state before the first step with the parameters of `training.init_from`, laid out as `shardings` say."""
     run = load_run(config.training.init_from)
-    return jax.device_put(state_from(config, run.params, run.router_bias), jax.tree.map(lambda x: x.sharding, fresh))
+    return jax.device_put(state_from(config, run.params, run.router_bias), shardings)
 
 
 def save_batch(path: Path, batch: Batch) -> None:

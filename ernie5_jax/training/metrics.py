@@ -80,7 +80,7 @@ def summarize(metrics: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
             with np.errstate(divide="ignore", invalid="ignore"):
                 record[name] = _numbers(np.asarray(metrics[f"{part}_hits"]) / np.asarray(metrics[f"{part}_count"]))
     if np.shape(metrics["counts"])[-1] > 1:
-        experts = np.array([router.num_experts for router in model.layer_routers])
+        experts = np.array(model.layer_experts)
         record["normalized_entropy"] = _numbers(normalized_entropy(metrics["counts"], experts))
         record["max_violation"] = _numbers(max_violation(metrics["counts"], experts))
     return record

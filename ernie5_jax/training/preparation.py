@@ -88,7 +88,8 @@ def prepare_run(
     # Only now, so that whoever has a mistake in their data hears of it at once.
     newest, program = _newest_step(workdir), None
     if newest < config.training.steps:
-        program = _in_background(functools.partial(_compile, config, mesh, first=not newest))
+        draws = not newest and not config.training.init_from
+        program = _in_background(functools.partial(_compile, config, mesh, draws))
     for modality in ("text", "visual", "audio"):
         with stage(f"{modality} tokenizer"):
             _tokenizer(modality, config, workdir / "tokenizers" / modality, documents["train"], bars)
@@ -121,9 +122,9 @@ def _newest_step(workdir: Path) -> int:
     return 0
 
 
-def _compile(config: ExperimentConfig, mesh: Mesh, first: bool) -> TrainProgram:
+def _compile(config: ExperimentConfig, mesh: Mesh, draws: bool) -> TrainProgram:
     program = TrainProgram(config, mesh, preset(config.parallel.rules))
-    if first:
+    if draws:
         program.compile_init()
     return program
 

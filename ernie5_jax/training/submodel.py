@@ -40,12 +40,12 @@ def save_submodel(source: str | Path, mask: ElasticMask, workdir: str | Path) ->
       CheckpointError: The source cannot be read, or `workdir` has checkpoints already.
     """
     folder, workdir = find_checkpoint(source), Path(workdir)
-    if (workdir / FOLDER).is_dir() and any((workdir / FOLDER).iterdir()):
-        raise CheckpointError(f"folder '{workdir}': found checkpoints in it, allowed: a folder without")
+    check_unused(workdir)
     run = load_run(folder)
     params, bias = jax.tree.map(np.asarray, (run.params, run.router_bias))
     model, params, bias = extract_submodel(run.config.model, params, bias, jax.tree.map(np.asarray, mask))
-    config = dataclasses.replace(run.config, model=model, elastic=ElasticSamplingConfig())
+    training = dataclasses.replace(run.config.training, init_from="")
+    config = dataclasses.replace(run.config, model=model, elastic=ElasticSamplingConfig(), training=training)
     facts = json.loads((folder / "files" / "run.json").read_text())
     facts["extracted_from"] = {"step": run.step, "submodel": describe_mask(mask)}
     files = {
@@ -60,6 +60,13 @@ def save_submodel(source: str | Path, mask: ElasticMask, workdir: str | Path) ->
     finally:
         checkpoints.close()
     return config
+
+
+def check_unused(workdir: str | Path) -> None:
+    """Raises a `CheckpointError` if the folder holds checkpoints."""
+    checkpoints = Path(workdir) / FOLDER
+    if checkpoints.is_dir() and any(checkpoints.iterdir()):
+        raise CheckpointError(f"folder '{workdir}': found checkpoints in it, allowed: a folder without")
 
 
 def describe_mask(mask: ElasticMask) -> dict[str, Any]:

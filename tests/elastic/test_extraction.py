@@ -1,4 +1,4 @@
-"""The extracted submodel computes what the masked full model computes: logits, loss, gradients, decoding."""
+"""The extracted submodel computes what the masked full model computes: logits and gradients."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ class ExtractionTest(parameterized.TestCase):
     @parameterized.parameters(*range(20))
     @pytest.mark.slow
     def test_equals_the_masked_model(self, seed):
-        """Float64: nothing but the order of sums differs, and no routing decision is a near tie."""
+        """Float64: only the order of sums differs; a near tie of the routing would show as a large difference."""
         rng = np.random.default_rng(seed)
         mask = random_mask(rng, ragged=seed % 2 == 0)
         with jax.enable_x64(True):

@@ -42,7 +42,7 @@ class RoutingTest(absltest.TestCase):
             self.assertEqual(shares[:, 3:].sum(), 0)
 
     def test_report(self):
-        content = analyze(routing_by_task(self.held_out, self.documents))
+        content = analyze(routing_by_task(self.held_out, self.documents), MODEL.layer_experts)
         self.assertLen(content["iou"], 15)
         for values in content["iou"].values():
             self.assertTrue(all(0 <= value <= 1 for value in values))
@@ -51,6 +51,14 @@ class RoutingTest(absltest.TestCase):
             page = (Path(folder) / "routing.html").read_text()
         self.assertEqual(page.count("<svg"), len(TASKS))
         self.assertIn("image understanding / video understanding", page)
+
+    def test_balance_is_over_the_experts_that_a_layer_has(self):
+        even = np.array([[0.25] * 4 + [0.0] * 4, [0.125] * 8])
+        content = analyze({"text": even}, (4, 8))
+        np.testing.assert_allclose(content["normalized_entropy"]["text"], [1, 1])
+        np.testing.assert_allclose(content["max_violation"]["text"], [0, 0], atol=1e-12)
+        with self.assertRaisesRegex(EvaluationError, "single expert"):
+            analyze({"text": even}, (1, 8))
 
     def test_no_documents(self):
         with self.assertRaisesRegex(EvaluationError, "no documents"):

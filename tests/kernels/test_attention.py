@@ -11,7 +11,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.kernels.attention import attention, attention_mask, blockwise_attention
-from ernie5_jax.kernels.attention.blockwise import needed_blocks
+from ernie5_jax.kernels.attention.mask import needed_blocks
 from ernie5_jax.kernels.attention.pallas_tpu import pallas_attention
 
 

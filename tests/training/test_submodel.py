@@ -15,7 +15,7 @@ from ernie5_jax.config import ConfigError, RouterConfig
 from ernie5_jax.elastic import submodel_mask
 from ernie5_jax.model import init_params, make_apply
 from ernie5_jax.testing import dummy_batch, tiny_model_config
-from ernie5_jax.training import CheckpointError, Checkpoints, init_state, load_run
+from ernie5_jax.training import CheckpointError, Checkpoints, abstract_state, load_run
 from ernie5_jax.training.accounting import parameter_totals, submodel_totals
 from ernie5_jax.training.identity import check_start, config_json
 from ernie5_jax.training.loop import start_from
@@ -76,7 +76,8 @@ class SaveSubmodelTest(absltest.TestCase):
     def test_a_run_starts_from_it(self):
         config = with_training(self.config, init_from=str(self.folder / "small"))
         check_start(config)
-        state = start_from(config, init_state(config))
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        state = start_from(config, jax.tree.map(lambda _: here, abstract_state(config)))
         run = load_run(self.folder / "small")
         self.assertEqual(int(state["step"]), 0)
         chex.assert_trees_all_equal(state["params"], run.params)

@@ -17,7 +17,7 @@ _LINEAR = {"blockwise": blockwise_attention, "pallas": pallas_attention}
 IMPLEMENTATIONS = (*_MASKED, *_LINEAR)
 
 _LARGEST_WHOLE = 256**2
-"""Pairs of queries and keys of a sequence up to which "xla" is as fast as going block by block."""
+"""Pairs of queries and keys of a sequence up to which "xla" is taken; where the two cross was not measured."""
 
 
 def attention(

@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ernie5_jax.kernels.attention.mask import allowed_pairs
+from ernie5_jax.kernels.attention.mask import allowed_pairs, block_visits, needed_blocks
 
 _FLOOR = -1e30
 """Score of a masked pair; finite, so that fully masked queries stay free of NaN."""
 _BLOCK = 128
-_FAR = 2**30
 
 
 @jax.tree_util.register_dataclass
@@ -81,57 +80,19 @@ def blockwise_attention(
 
     q_rows, q_segment = blocks(q_rows, q_block), blocks(q_segment, q_block)
     k_rows, k_segment, bounds = blocks(k_rows, k_block), blocks(k_segment, k_block), blocks(bounds, k_block)
-    needed = needed_blocks(q_rows, q_segment, k_rows, k_segment, bounds, causal)
+    order, count = block_visits(needed_blocks(q_rows, q_segment, k_rows, k_segment, bounds, causal))
     pairs = _Pairs(
         q_rows=jnp.tile(q_rows, groups),
         q_segment=jnp.tile(q_segment, groups),
         k_rows=k_rows,
         k_segment=k_segment,
         bounds=bounds,
-        order=jnp.argsort(~needed, axis=-1, stable=True).astype(jnp.int32),
-        count=needed.sum(-1, dtype=jnp.int32),
+        order=order,
+        count=count,
         causal=causal,
     )
     out = _attend(blocks(q, q_block), blocks(k, k_block), blocks(v, k_block), pairs)
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :queries]
-
-
-def needed_blocks(
-    q_rows: jax.Array,
-    q_segment: jax.Array,
-    k_rows: jax.Array,
-    k_segment: jax.Array,
-    bounds: jax.Array,
-    causal: bool,
-) -> jax.Array:
-    """bool [B, nq, nk]: blocks that may hold a pair which attends; False is certain.
-
-    Args:
-      q_rows, q_segment: int32 [B, nq, Qb].
-      k_rows, k_segment: int32 [B, nk, Kb].
-      bounds: int32 [B, nk, Kb, n].
-      causal: See `attention_mask`.
-    """
-
-    def ends(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.where(real, x, _FAR).min(-1), jnp.where(real, x, -_FAR).max(-1)
-
-    q_real, k_real = q_segment != 0, k_segment != 0
-    first, last = (x[:, :, None] for x in ends(q_rows, q_real))
-    q_low, q_high = (x[:, :, None] for x in ends(q_segment, q_real))
-    k_low, k_high = (x[:, None] for x in ends(k_segment, k_real))
-    needed = (q_low <= k_high) & (k_low <= q_high)
-    low, high = zip(*(ends(bounds[..., i], k_real) for i in range(bounds.shape[-1])), strict=True)
-    low, high = [x[:, None] for x in low], [x[:, None] for x in high]
-    if causal:
-        needed &= ends(k_rows, k_real)[0][:, None] <= last
-    if len(low) == 1:
-        return needed & (high[0] > first)
-    if len(low) == 2 and not causal:
-        return needed & (high[0] > first) & (low[1] <= last)
-    for i in range(0, len(low), 2):
-        needed &= ~((high[i] <= first) & (low[i + 1] > last))  # one range of every column covers all queries
-    return needed
 
 
 def _round_up(size: int, multiple: int) -> int:

@@ -1,9 +1,11 @@
-"""The one function from column bounds, segments and row indices to an attention mask (decisions section 2)."""
+"""From column bounds, segments and row indices to the pairs, and blocks of pairs, that attend (decisions section 2)."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+
+_FAR = 2**30
 
 
 def attention_mask(
@@ -86,3 +88,47 @@ def allowed_pairs(
     if causal:
         masked |= q_rows < k_rows
     return (q_segment == k_segment) & (q_segment != 0) & ~masked
+
+
+def needed_blocks(
+    q_rows: jax.Array,
+    q_segment: jax.Array,
+    k_rows: jax.Array,
+    k_segment: jax.Array,
+    bounds: jax.Array,
+    causal: bool,
+) -> jax.Array:
+    """bool [B, nq, nk]: blocks that may hold a pair which attends; False is certain.
+
+    Args:
+      q_rows, q_segment: int32 [B, nq, Qb].
+      k_rows, k_segment: int32 [B, nk, Kb].
+      bounds: int32 [B, nk, Kb, n].
+      causal: See `attention_mask`.
+    """
+
+    def ends(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.where(real, x, _FAR).min(-1), jnp.where(real, x, -_FAR).max(-1)
+
+    q_real, k_real = q_segment != 0, k_segment != 0
+    first, last = (x[:, :, None] for x in ends(q_rows, q_real))
+    q_low, q_high = (x[:, :, None] for x in ends(q_segment, q_real))
+    k_low, k_high = (x[:, None] for x in ends(k_segment, k_real))
+    needed = (q_low <= k_high) & (k_low <= q_high)
+    low, high = zip(*(ends(bounds[..., i], k_real) for i in range(bounds.shape[-1])), strict=True)
+    low, high = [x[:, None] for x in low], [x[:, None] for x in high]
+    if causal:
+        needed &= ends(k_rows, k_real)[0][:, None] <= last
+    if len(low) == 1:
+        return needed & (high[0] > first)
+    if len(low) == 2 and not causal:
+        return needed & (high[0] > first) & (low[1] <= last)
+    for i in range(0, len(low), 2):
+        needed &= ~((high[i] <= first) & (low[i + 1] > last))  # one range of every column covers all queries
+    return needed
+
+
+def block_visits(needed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """From bool [B, n, m]: int32 [B, n, m], the needed ones of the m blocks first, and int32 [B, n], how many."""
+    order = jnp.argsort(~needed, axis=-1, stable=True).astype(jnp.int32)
+    return order, needed.sum(-1, dtype=jnp.int32)

@@ -19,8 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ernie5_jax.kernels.attention.blockwise import needed_blocks
-from ernie5_jax.kernels.attention.mask import allowed_pairs
+from ernie5_jax.kernels.attention.mask import allowed_pairs, block_visits, needed_blocks
 
 _FLOOR = -1e30
 _BLOCK = 128
@@ -76,15 +75,10 @@ def pallas_attention(
     k_info = jnp.concatenate([k_rows[..., None], k_segment[..., None], bounds], -1)
     k_info = jnp.pad(k_info, ((0, 0), (0, 0), (0, _LANES - k_info.shape[-1])))
     settings = _Settings(block, bounds.shape[-1], causal, interpret)
-    lists = (*_visits(needed), *_visits(needed.swapaxes(1, 2)))
+    visits = (*block_visits(needed), *block_visits(needed.swapaxes(1, 2)))
+    lists = tuple(x.reshape(-1) for x in visits)
     out: jax.Array = _attend(settings, q * q.shape[-1] ** -0.5, k, v, q_info, k_info, lists)
     return out.swapaxes(1, 2)[:, :queries]
-
-
-def _visits(needed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Flat int32 lists from bool [B, n, m]: the blocks to visit, those first, and how many."""
-    order = jnp.argsort(~needed, axis=-1, stable=True)
-    return order.astype(jnp.int32).reshape(-1), needed.sum(-1, dtype=jnp.int32).reshape(-1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
