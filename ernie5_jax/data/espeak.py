@@ -3,7 +3,8 @@
 espeak-ng keeps oscillator and flutter state in static variables that no call of its own resets, so the same word
 sounds different after other words. Here the library is loaded afresh for every word (about a millisecond), by every
 thread from a copy of its own: a rendering is then a pure function of its arguments, whatever was said before and
-whatever another thread says.
+whatever another thread says. The copy knows the voices of this module only: finding one reads the
+files of all voices there are, which takes longer than speaking a word.
 Samples come at the library's own rate (22,050 Hz); `resample` brings them to another rate.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import functools
+import itertools
 import math
 import os
 import shutil
@@ -19,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +55,20 @@ class _Copy(threading.local):
 
         self._folder = tempfile.TemporaryDirectory(prefix="espeak")  # goes with the thread
         self.path = shutil.copy(espeakng_loader.get_library_path(), self._folder.name)
-        self.data = os.fsencode(espeakng_loader.get_data_path())
+        data = Path(self._folder.name, "espeak-ng-data")
+        _link_english(Path(espeakng_loader.get_data_path()), data)
+        self.data = os.fsencode(data)
+
+
+def _link_english(source: Path, target: Path) -> None:
+    """Links the data of `source` that the voices of this module need into the new folder `target`."""
+    (target / "lang").mkdir(parents=True)
+    (target / "voices").mkdir()
+    needed = ["phon*", "intonations", "en_dict", "lang/gmw/en*", *(f"voices/!v/{name}" for name in VARIANTS)]
+    for path in itertools.chain.from_iterable(map(source.glob, needed)):
+        link = target / path.relative_to(source)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
 
 
 class _Library:
@@ -123,7 +139,7 @@ class EspeakSynthesizer:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Names that `render` accepts (others of the library work too)."""
+        """Names that `render` accepts."""
         return ACCENTS + VOICES
 
     def render(self, text: str, voice: str = "en-us", rate: int = 160, pitch: int = 50) -> tuple[np.ndarray, int]:

@@ -57,14 +57,11 @@ class DigitsSuite:
     _stream: int = dataclasses.field(default=0, init=False)  # tells the draws of tasks apart
 
     def run(self) -> Results:
-        """Every task for which there are documents, in a fixed order.
-
-        On CPUs two at a time: while one is compiled, which takes one core, another one computes.
-        """
+        """Every task for which there are documents, in a fixed order."""
         self._results = Results("digits", sample_rate=self.audio.sample_rate)
         self._references: dict[str, tuple[MediaSet, list[np.ndarray]]] = {}
         self._timed("judges", DigitsSuite._judge_accuracy)  # the others show its numbers
-        with ThreadPoolExecutor(2 if jax.default_backend() == "cpu" else 1) as pool:
+        with _pool() as pool:
             for part, lines in pool.map(self._apart, range(len(_TASKS)), *zip(*_TASKS, strict=True)):
                 self._results.extend(part)
                 for line in lines:
@@ -85,30 +82,40 @@ class DigitsSuite:
         self._results.seconds[name] = round(time.perf_counter() - start, 3)
 
     def _judge_accuracy(self) -> None:
-        for name, kind, documents in (
-            ("image", "image", self.held_out),
-            ("video", "video", self.held_out),
-            ("speech", "speech", [d for d in self.held_out if d.meta.get("unseen_voice") is not False]),
-            ("known_voices", "speech", [d for d in self.held_out if d.meta.get("unseen_voice") is False]),
-        ):
-            judge, originals = self.judges.get(kind), media_sets.collect(documents, JUDGED_MODALITIES[kind])
-            if judge is None or not len(originals):
-                continue
-            order = np.random.default_rng(self.seed).permutation(len(originals))[:_CEILING_ITEMS]
-            originals = originals.take(order.tolist())
-            if kind == "speech":
-                decoded = media_sets.round_trip_audio(self.audio, originals.values)
-            else:
-                decoded = media_sets.round_trip_pictures(self.visual, originals.values)
-            self._references[name] = originals, decoded
-            accuracy = self._results.judges[name] = {"n": len(originals)}
-            for which, values in (("original", originals.values), ("round_trip", decoded)):
-                seen = judge.predict(values)
-                right = {"digit": seen["digit"] == np.array(originals.digits)}
-                if "direction" in seen:
-                    right["direction"] = seen["direction"] == np.array(originals.directions)
-                    right["both"] = right["digit"] & right["direction"]
-                accuracy |= {f"{which}_{head}": float(hits.mean()) for head, hits in right.items()}
+        known = [d.meta.get("unseen_voice") is False for d in self.held_out]
+        sets = {
+            "image": ("image", self.held_out),
+            "video": ("video", self.held_out),
+            "speech": ("speech", [d for d, k in zip(self.held_out, known, strict=True) if not k]),
+            "known_voices": ("speech", [d for d, k in zip(self.held_out, known, strict=True) if k]),
+        }
+        with _pool() as pool:
+            judged = pool.map(self._judge, *zip(*sets.values(), strict=True))
+            for name, outcome in zip(sets, judged, strict=True):
+                if outcome is not None:
+                    originals, decoded, self._results.judges[name] = outcome
+                    self._references[name] = originals, decoded
+
+    def _judge(self, kind: str, documents: Sequence[Document]) -> tuple[MediaSet, list[np.ndarray], dict] | None:
+        """Originals, their round trips, and the judge's accuracy on both; None where there is nothing to judge."""
+        judge, originals = self.judges.get(kind), media_sets.collect(documents, JUDGED_MODALITIES[kind])
+        if judge is None or not len(originals):
+            return None
+        order = np.random.default_rng(self.seed).permutation(len(originals))[:_CEILING_ITEMS]
+        originals = originals.take(order.tolist())
+        if kind == "speech":
+            decoded = media_sets.round_trip_audio(self.audio, originals.values)
+        else:
+            decoded = media_sets.round_trip_pictures(self.visual, originals.values)
+        accuracy: dict[str, float] = {"n": len(originals)}
+        for which, values in (("original", originals.values), ("round_trip", decoded)):
+            seen = judge.predict(values)
+            right = {"digit": seen["digit"] == np.array(originals.digits)}
+            if "direction" in seen:
+                right["direction"] = seen["direction"] == np.array(originals.directions)
+                right["both"] = right["digit"] & right["direction"]
+            accuracy |= {f"{which}_{head}": float(hits.mean()) for head, hits in right.items()}
+        return originals, decoded, accuracy
 
     def _losses(self) -> None:
         if self.losses is None:
@@ -291,6 +298,11 @@ _TASKS: tuple[tuple[str, Callable[[DigitsSuite], None]], ...] = (
     ("video_generation", DigitsSuite._videos),
     ("text", DigitsSuite._text),
 )
+
+
+def _pool() -> ThreadPoolExecutor:
+    """On CPUs two at a time: while one is compiled, which takes one core, another one computes."""
+    return ThreadPoolExecutor(2 if jax.default_backend() == "cpu" else 1)
 
 
 def caption_of(document: Document) -> str:

@@ -1,7 +1,10 @@
 """Speech synthesis: pure in its arguments, clear about bad ones, and resampled without aliasing."""
 
+import os
 import time
+from unittest import mock
 
+import espeakng_loader
 import numpy as np
 from absl.testing import absltest, parameterized
 from scipy import signal
@@ -27,6 +30,15 @@ class EspeakTest(parameterized.TestCase):
         together = list(synthesizer.render_all(requests))
         for samples, request in zip(together, requests, strict=True):
             np.testing.assert_array_equal(samples, synthesizer.render(*request)[0])
+
+    def test_the_linked_part_of_the_data_speaks_like_the_whole(self):
+        synthesizer = espeak.EspeakSynthesizer()
+        voices = ("en-us", "en+f1", "en-029+m8", "en-gb-scotland+f5", "en-gb-x-rp+m7")
+        linked = [synthesizer.render("zero", voice)[0] for voice in voices]
+        whole = os.fsencode(espeakng_loader.get_data_path())
+        with mock.patch.object(espeak._own_copy(), "data", whole):
+            for voice, samples in zip(voices, linked, strict=True):
+                np.testing.assert_array_equal(samples, synthesizer.render("zero", voice)[0], err_msg=voice)
 
     def test_voice_rate_and_pitch_take_effect(self):
         synthesizer = espeak.EspeakSynthesizer(8000)
