@@ -82,7 +82,7 @@ class SourceConfig:
 
     Attributes:
       path: Folder of prepared document shards or a .jsonl manifest, or empty when `world` or `tfds` makes them.
-      world: Name of a built-in world ("digits", "tiny", "digits_recorded").
+      world: Name of a built-in world ("digits", "tiny", "digits_recorded", "python_source").
       tfds: TFDS name; `mapping` says which feature becomes which span.
       mapping: Span template of a TFDS example, e.g. `{"image": "image", "caption": "label"}`.
       weight: Mixture weight (share of documents).

@@ -14,8 +14,8 @@ from ernie5_jax.evaluation.errors import EvaluationError
 from ernie5_jax.model import ElasticMask, full_mask, make_apply
 from ernie5_jax.sequence import Batch, EncodedDocument, document_size, layout, pack, plan_rows, sizes_array, stack
 from ernie5_jax.text.special_tokens import PAD
-from ernie5_jax.training.metrics import diagnostic_sums, summarize
-from ernie5_jax.training.objective import loss_sums
+from ernie5_jax.training.metrics import diagnostic_sums, draft_sums, summarize
+from ernie5_jax.training.objective import cross_entropy, loss_sums
 from ernie5_jax.vision import ScalePyramid
 
 INPUT_KINDS = ("text", "visual", "understand", "audio")
@@ -37,7 +37,7 @@ class HeldOut:
         self.weights = params, jnp.asarray(router_bias)
         scales = config.visual.scales
         self._pyramid = ScalePyramid(tuple((side, side) for side in scales), config.visual.bits)
-        self._step = jax.jit(self._make_step())
+        self._step, self._text = jax.jit(self._make_step()), jax.jit(self._make_text_step())
 
     def _make_step(self) -> Any:
         apply, model = make_apply(self.config.model), self.config.model
@@ -46,34 +46,47 @@ class HeldOut:
             output = apply(params, router_bias, batch, mask, return_routing=True)
             experts = jax.nn.one_hot(output.router.expert_index, model.router.num_experts).sum(-2)  # [L, B, S, E]
             used = jnp.einsum("lbse,bsm->mle", experts, kinds)
-            return {"sums": loss_sums(output, batch), "use": used, **diagnostic_sums(output, batch, model)}
+            diagnostics = {**diagnostic_sums(output, batch, model), **draft_sums(output, batch)}
+            return {"sums": loss_sums(output, batch), "use": used, **diagnostics}
+
+        return step
+
+    def _make_text_step(self) -> Any:
+        apply = make_apply(self.config.model)
+
+        def step(params: Any, router_bias: jax.Array, mask: Any, batch: Batch) -> jax.Array:
+            slots = batch.targets["text"]
+            loss = cross_entropy(apply(params, router_bias, batch, mask).text_logits, slots.values["token"])
+            return jnp.where(slots.weight > 0, loss, 0).sum(-1) / jnp.maximum((slots.weight > 0).sum(-1), 1)
 
         return step
 
     def batches(self, documents: Sequence[EncodedDocument]) -> list[Batch]:
         """Packed batches of `training.evaluate_rows` rows in the order of the documents; the last one is padded."""
-        config = self.config
         sizes = sizes_array([document_size(document, self._pyramid.scales) for document in documents])
-        rows = [
-            layout(
-                document,
-                config.sequence,
-                self._pyramid,
-                audio_bins=config.model.audio_bins,
-                mtp_depth=config.model.mtp_depth,
-            )
-            for document in documents
-        ]
-        packed = [
-            pack([rows[i] for i in plan], config.sequence, config.model) for plan in plan_rows(sizes, config.sequence)
-        ]
+        return self._rows(documents, plan_rows(sizes, self.config.sequence))
+
+    def _rows(self, documents: Sequence[EncodedDocument], plans: Sequence[Sequence[int] | np.ndarray]) -> list[Batch]:
+        """Batches of rows, each of the documents that its plan numbers."""
+        config, model = self.config, self.config.model
+        bins, depth = model.audio_bins, model.mtp_depth
+        rows = [layout(d, config.sequence, self._pyramid, audio_bins=bins, mtp_depth=depth) for d in documents]
+        packed = [pack([rows[i] for i in plan], config.sequence, model) for plan in plans]
+        packed += [pack([], config.sequence, model)] * (-len(packed) % config.training.evaluate_rows)
         count = config.training.evaluate_rows
-        found = []
-        for start in range(0, len(packed), count):
-            part = packed[start : start + count]
-            empty = pack([], config.sequence, config.model)
-            found.append(stack(part + [empty] * (count - len(part))))
-        return found
+        return [stack(packed[start : start + count]) for start in range(0, len(packed), count)]
+
+    def text_losses(self, documents: Sequence[EncodedDocument], mask: ElasticMask | None = None) -> np.ndarray:
+        """Mean loss of every document's text, nats per token [documents]; what is not text is not measured."""
+        mask = self._traced(mask)
+        batches = self._rows(documents, [[i] for i in range(len(documents))])
+        found = [np.asarray(self._text(*self.weights, mask, batch)) for batch in batches]
+        return np.concatenate(found)[: len(documents)]
+
+    def _traced(self, mask: ElasticMask | None) -> ElasticMask | None:
+        if not self.config.model.elastic:
+            return mask
+        return jax.tree.map(jnp.asarray, mask or full_mask(self.config.model))
 
     def __call__(self, documents: Sequence[EncodedDocument], mask: ElasticMask | None = None) -> dict[str, Any]:
         """Losses and routing of `documents`.
@@ -83,8 +96,8 @@ class HeldOut:
           mask: Submodel (of an elastic model only); None is the full model.
 
         Returns:
-          What `training.metrics.summarize` gives (`loss_<modality>` in nats, `bit_accuracy`, ...), and
-          `text_bits_per_byte`, `expert_use` ([kind][layer][expert], shares that add up to 1 over experts),
+          What `training.metrics.summarize` gives (`loss_<modality>` in nats, `bit_accuracy`, `mtp_acceptance`, ...),
+          and `text_bits_per_byte`, `expert_use` ([kind][layer][expert], shares that add up to 1 over experts),
           `min_normalized_entropy` and `max_violation` over all documents together, the worst layer's
           (absent where every layer has a single expert).
 
@@ -97,8 +110,7 @@ class HeldOut:
 
     def measure(self, batches: Sequence[Batch], mask: ElasticMask | None = None) -> dict[str, Any]:
         """`__call__` on what `batches` made of the documents."""
-        if self.config.model.elastic:
-            mask = jax.tree.map(jnp.asarray, mask or full_mask(self.config.model))
+        mask = self._traced(mask)
         total: dict[str, Any] | None = None
         for batch in batches:
             found = self._step(*self.weights, mask, batch, _input_kinds(batch)) | {"denominators": batch.denominators}

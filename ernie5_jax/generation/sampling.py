@@ -45,6 +45,11 @@ def position_keys(keys: jax.Array, position: jax.Array, level: int = 0) -> jax.A
 
 def filter_logits(logits: jax.Array, params: SamplingParams) -> jax.Array:
     """Logits [..., V] with the choices outside top-k and top-p at -inf; temperature is not applied."""
+    filters = (params.top_k > 0) | (params.top_p < 1)
+    return jax.lax.cond(filters, lambda: _filtered(logits, params), lambda: logits)  # sorting V logits takes a while
+
+
+def _filtered(logits: jax.Array, params: SamplingParams) -> jax.Array:
     order = jnp.sort(logits, axis=-1)[..., ::-1]
     size = logits.shape[-1]
     kth = jnp.clip(jnp.where(params.top_k > 0, params.top_k, size), 1, size) - 1
@@ -58,10 +63,12 @@ def filter_logits(logits: jax.Array, params: SamplingParams) -> jax.Array:
 
 def sample(keys: jax.Array, logits: jax.Array, params: SamplingParams) -> jax.Array:
     """Draws int32 [B] from logits [B, V] with one key per row."""
-    cool = jnp.maximum(params.temperature, 1e-6)
-    filtered = filter_logits(logits / cool, params)
-    drawn = jax.vmap(jax.random.categorical)(keys, filtered)
-    return jnp.where(params.temperature > 0, drawn, jnp.argmax(logits, axis=-1)).astype(jnp.int32)
+
+    def draw():
+        filtered = filter_logits(logits / params.temperature, params)
+        return jax.vmap(jax.random.categorical)(keys, filtered).astype(jnp.int32)
+
+    return jax.lax.cond(params.temperature > 0, draw, lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32))
 
 
 def sample_bits(keys: jax.Array, logits: jax.Array, params: SamplingParams) -> jax.Array:

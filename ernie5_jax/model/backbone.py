@@ -57,7 +57,7 @@ class Backbone(nnx.Module):
         mask: ElasticMask | None,
         override: jax.Array | None = None,
         caches: list[tuple[jax.Array, jax.Array]] | None = None,
-        after_codec_layer: AfterCodecLayer,
+        after_codec_layer: AfterCodecLayer | None,
         return_index: bool = False,
     ) -> tuple[jax.Array, RouterStats, list[tuple[jax.Array, jax.Array]] | None]:
         """Runs all layers.
@@ -68,7 +68,7 @@ class Backbone(nnx.Module):
           mask: Submodel; None runs the static program.
           override: int32 [L_routed, B, S, k] choices to replay; E marks a rank that is not used.
           caches: (keys, values) per stack.
-          after_codec_layer: (codec layer number, hidden) -> hidden with feedback.
+          after_codec_layer: (codec layer number, hidden) -> hidden with feedback; None where there is no sound to make.
 
         Returns:
           hidden, `RouterStats` stacked over routed layers, caches.
@@ -90,6 +90,9 @@ class Backbone(nnx.Module):
                 inputs = _routing(inputs, stack, slice(routed, routed + stack.count), router_bias, override)
                 routed += stack.count
             if stack.kind == "codec":
+                # Codec layers are never dropped: their heads must read every level.
+                inputs = dataclasses.replace(inputs, live=None)
+            if stack.kind == "codec" and after_codec_layer is not None:
                 first = layer - first_codec
                 read = lambda i, hidden, first=first: after_codec_layer(first + i, hidden)  # noqa: E731
                 hidden, stack_stats, cache = self._unrolled(stack, hidden, context, inputs, cache, read, return_index)
@@ -121,8 +124,6 @@ class Backbone(nnx.Module):
         for i in range(stack.count):
             layer = select_module(getattr(self, stack.name), i)
             layer_inputs = jax.tree.map(lambda a, i=i: a[i], inputs)
-            # Codec layers are never dropped: their heads must read every level.
-            layer_inputs = dataclasses.replace(layer_inputs, live=None)
             hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, cache, return_index)
             hidden = after_layer(i, hidden)
             outputs.append(stats)

@@ -106,7 +106,7 @@ class UnifiedModel(nnx.Module):
             mask=mask if self.config.elastic else None,
             override=routing_override,
             caches=None if cache is None else list(zip(cache.keys, cache.values, strict=True)),
-            after_codec_layer=codec,
+            after_codec_layer=codec if codec.slots is not None else None,
             return_index=return_routing,
         )
         if cache is not None and caches is not None:
@@ -167,8 +167,7 @@ class _CodecReader:
         return self.slots.values["codes"][..., level]
 
     def __call__(self, layer: int, hidden: jax.Array) -> jax.Array:
-        if self.slots is None:
-            return hidden
+        assert self.slots is not None, "nothing to read without audio targets"
         hidden, logits, codes = self.model.codec_heads(
             layer, hidden, self.slots.index, self.model.embedding, self.choose
         )

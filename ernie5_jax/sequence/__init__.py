@@ -3,6 +3,7 @@
 from ernie5_jax.sequence.errors import SequenceError
 from ernie5_jax.sequence.layout import UNBOUNDED, Prompt, layout, layout_prompt
 from ernie5_jax.sequence.packing import DENOMINATORS, pack, plan_rows, stack
+from ernie5_jax.sequence.plain import token_rows
 from ernie5_jax.sequence.positions import (
     aligned_centres,
     index_after_understood,
@@ -63,4 +64,5 @@ __all__ = [
     "stack",
     "summary_position",
     "text_position",
+    "token_rows",
 ]

@@ -39,6 +39,27 @@ def diagnostic_sums(output: ModelOutput, batch: Batch, model: ModelConfig) -> di
     return sums
 
 
+def draft_sums(output: ModelOutput, batch: Batch) -> dict[str, jax.Array]:
+    """Drafts of the MTP modules, and how many of them the main head would have accepted: its greedy choice for the same
+    token, under teacher forcing.
+
+    Returns:
+      draft_hits, draft_count; empty where there is nothing to compare.
+    """
+    if output.mtp_logits is None or output.text_logits is None:
+        return {}
+    text, mtp = batch.targets["text"], batch.targets["mtp"]
+    size, depth, length = mtp.index.shape[0], mtp.index.shape[1], batch.token.shape[1]
+    rows = jnp.arange(size)[:, None]
+    main = jnp.full((size, length + depth + 1), -1).at[rows, text.index].set(output.text_logits.argmax(-1))
+    main = main.at[:, length].set(-1)  # where empty slots point
+    ahead = mtp.index + jnp.arange(1, depth + 1)[:, None]  # module d and the main head d positions on see to one token
+    chosen = main[rows[..., None], ahead]
+    drafts = (mtp.weight > 0) & (chosen >= 0)
+    hits = drafts & (output.mtp_logits.argmax(-1) == chosen)
+    return {"draft_hits": hits.sum().astype(jnp.float32), "draft_count": drafts.sum().astype(jnp.float32)}
+
+
 def mask_sizes(masks: ElasticMask | None, model: ModelConfig) -> dict[str, jax.Array]:
     """live_layers, live_experts (per layer) and top_k, means over micro-batches and rows."""
     if masks is None:
@@ -60,7 +81,8 @@ def summarize(metrics: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
 
     Keys: loss_<modality>, loss_mtp, weight_<modality> (modalities present only), bits_per_byte, bit_accuracy (list per
     scale), code_accuracy (list per level), normalized_entropy and max_violation (lists per routed layer, None where a
-    layer did not run), and for steps loss, grad_norm, learning_rate, live_layers, live_experts, top_k.
+    layer did not run); for steps loss, grad_norm, learning_rate, live_layers, live_experts, top_k; for evaluations
+    mtp_acceptance.
     """
     record: dict[str, Any] = {}
     for name in ("loss", "grad_norm", "learning_rate"):
@@ -79,6 +101,8 @@ def summarize(metrics: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
         if f"{part}_hits" in metrics:
             with np.errstate(divide="ignore", invalid="ignore"):
                 record[name] = _numbers(np.asarray(metrics[f"{part}_hits"]) / np.asarray(metrics[f"{part}_count"]))
+    if metrics.get("draft_count", 0) > 0:
+        record["mtp_acceptance"] = float(metrics["draft_hits"]) / float(metrics["draft_count"])
     if np.shape(metrics["counts"])[-1] > 1:
         experts = np.array(model.layer_experts)
         record["normalized_entropy"] = _numbers(normalized_entropy(metrics["counts"], experts))

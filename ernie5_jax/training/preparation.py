@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -42,7 +43,7 @@ from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.run_data import RunData, files_below
 from ernie5_jax.training.step import TrainProgram, check_rows
 
-STAGES = ("data", "text tokenizer", "visual tokenizer", "audio tokenizer", "encoding")
+STAGES = ("data", "tokenizers", "encoding")
 _RECIPE = "recipe.json"
 Stage = Callable[[str], contextlib.AbstractContextManager[None]]
 
@@ -85,15 +86,15 @@ def prepare_run(
         splits.append("test")
     with stage(STAGES[0]):
         documents = {split: prepare_documents(config, folder, split, progress=bars) for split in splits}
-    # Only now, so that whoever has a mistake in their data hears of it at once.
+    # Compiled beside the tokenizers, which leave cores idle, and only now, so that whoever has a mistake in their data
+    # hears of it at once.
     newest, program = _newest_step(workdir), None
     if newest < config.training.steps:
         draws = not newest and not config.training.init_from
         program = _in_background(functools.partial(_compile, config, mesh, draws))
-    for modality in ("text", "visual", "audio"):
-        with stage(f"{modality} tokenizer"):
-            _tokenizer(modality, config, workdir / "tokenizers" / modality, documents["train"], bars)
-    with stage(STAGES[-1]):
+    with stage(STAGES[1]):
+        _tokenizers(config, workdir / "tokenizers", documents["train"], bars)
+    with stage(STAGES[2]):
         tokenizers = load_tokenizers(workdir / "tokenizers")
         if newest:
             check_tokenizers(find_checkpoint(workdir), tokenizers.fingerprints())
@@ -130,7 +131,7 @@ def _compile(config: ExperimentConfig, mesh: Mesh, draws: bool) -> TrainProgram:
 
 
 def _in_background(work: Callable[[], Any]) -> Future[Any]:
-    """The result of `work`, done by a thread: tokenizers leave cores idle while they compile."""
+    """The result of `work`, done by a thread."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -139,7 +140,7 @@ def _in_background(work: Callable[[], Any]) -> Future[Any]:
         except BaseException as error:  # handed to whoever asks for the result
             future.set_exception(error)
 
-    threading.Thread(target=run, name="compile").start()
+    threading.Thread(target=run).start()
     return future
 
 
@@ -150,6 +151,23 @@ def _spread(rows: HeldOutRows, config: ExperimentConfig) -> Iterator[Batch]:
     picked = [int(i) for i in np.linspace(0, len(rows) - 1, count)]
     for start in range(0, count, size):
         yield stack([rows[i] for i in picked[start : start + size]])
+
+
+def _tokenizers(
+    config: ExperimentConfig, folder: Path, documents: Mapping[str, DocumentShards], progress: bool
+) -> None:
+    """Trains those that are missing, on CPUs two at a time: each alone leaves cores idle in its small operations."""
+
+    def make(*modalities: str) -> None:
+        for modality in modalities:
+            _tokenizer(modality, config, folder / modality, documents, progress)
+
+    if jax.default_backend() != "cpu":
+        make("text", "visual", "audio")
+        return
+    sound = _in_background(functools.partial(make, "audio"))
+    make("text", "visual")
+    sound.result()
 
 
 def _tokenizer(

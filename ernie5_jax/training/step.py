@@ -199,14 +199,22 @@ class TrainProgram:
       mesh: Devices.
       rules: Layout of the state.
       apply: The model as a pure function; None builds it from the configuration.
+      example: A batch of the shapes that will come; None takes those of the configuration.
     """
 
-    def __init__(self, config: ExperimentConfig, mesh: Mesh, rules: ShardingRules, apply: Callable | None = None):
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        mesh: Mesh,
+        rules: ShardingRules,
+        apply: Callable | None = None,
+        example: Batch | None = None,
+    ):
         check_rows(config, mesh)
         self._config, self._mesh, self._rules = config, mesh, rules
         self._init: Callable[[], TrainState] | None = None
         self._compiled_before = _compilations()["count"]
-        batch = split_micro_batches(empty_batch(config), config.training.micro_batches)
+        batch = example or split_micro_batches(empty_batch(config), config.training.micro_batches)
         self._shardings = batch_shardings(mesh, batch)
         abstract_batch = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), batch, self._shardings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ernie5_jax.data.documents import ConcatSource, DocumentSource
+from ernie5_jax.data.documents import ConcatSource, DocumentSource, ListSource, passage, short_hash
 from ernie5_jax.data.errors import DataError
 from ernie5_jax.data.media import MediaFormat
 
@@ -86,11 +86,26 @@ def _recorded(split: str, form: MediaFormat, folder: Path, options: Mapping[str,
     return recorded_sources(split, form, options.get("folder", ""))
 
 
+def _python_source(split: str, form: MediaFormat, folder: Path, options: Mapping[str, str]) -> list[DocumentSource]:
+    del form, folder
+    from ernie5_jax.data.worlds.python_source import modules
+
+    _known_options("python_source", options, ())
+    texts = modules(split)
+    documents = [passage(text, topic=name, split=split) for name, text in texts]
+    return [ListSource(documents, f"python_source {split} {short_hash(texts)}")]
+
+
 def _known_options(world: str, options: Mapping[str, str], allowed: tuple[str, ...]) -> None:
     for key in options:
         if key not in allowed:
             raise DataError(f"world '{world}' option: found {key!r}, allowed: {', '.join(allowed) or 'none'}")
 
 
-WORLDS: dict[str, WorldMaker] = {"digits": _digits, "tiny": _tiny, "digits_recorded": _recorded}
+WORLDS: dict[str, WorldMaker] = {
+    "digits": _digits,
+    "tiny": _tiny,
+    "digits_recorded": _recorded,
+    "python_source": _python_source,
+}
 """Maker of the sources of a split by world name."""
