@@ -39,10 +39,14 @@ def main(argv):
 
     config, workdir = cli.load_config(_CONFIG), Path(_WORKDIR.value)
     losses: dict[str, dict[str, list[float]]] = {}
+    first: Path | None = None
     for arm, elastic in arms(config).items():
         for seed in range(_SEEDS.value if arm in ("static", "all") else 1):
             name = f"{arm}_{seed}"
             run = dataclasses.replace(config, elastic=elastic, seed=seed)
+            if first:
+                run = _like(run, first, workdir / name)
+            first = first or workdir / name
             losses[name] = run_arm(run, workdir / name, cuts(config))
             print(name, {cut: round(float(np.mean(values)), 4) for cut, values in losses[name].items()}, flush=True)
     text = json.dumps(_CONFIG.value.to_dict(), sort_keys=True, default=str)
@@ -87,6 +91,14 @@ def cuts(config: ExperimentConfig) -> dict[str, ElasticMask]:
         **{f"k{top_k // part}": (layers, experts, top_k // part) for part in (2, 4, 8)},
     }
     return {name: submodel_mask(model, *size) for name, size in sizes.items()}
+
+
+def _like(config: ExperimentConfig, first: Path, workdir: Path) -> ExperimentConfig:
+    """`config` on the documents and tokenizers of the first run: the same tokens for all."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / "data").exists():
+        (workdir / "data").symlink_to((first / "data").absolute(), target_is_directory=True)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizers=str(first / "tokenizers")))
 
 
 def run_arm(config: ExperimentConfig, workdir: Path, masks: dict[str, ElasticMask]) -> dict[str, list[float]]:

@@ -25,7 +25,7 @@ from experiments import cli
 from experiments.benchmarks.worker import Worker
 from experiments.benchmarks.workloads import SHAPES
 
-_SUITES = ("moe_small", "moe_medium", "attention", "decode", "elastic")
+_SUITES = ("moe_smoke", "moe_small", "moe_medium", "attention", "decode", "elastic")
 _SUITE = flags.DEFINE_enum("suite", None, _SUITES, "What to measure.", required=True)
 _PEER = flags.DEFINE_enum("peer", "none", ["none", "transformers"], "What to compare with.")
 _PEER_PYTHON = flags.DEFINE_string("peer_python", ".venv/peer/bin/python", "A Python that has the peer (`make peer`).")
@@ -218,6 +218,7 @@ def _check_equal(bench: Bench, shape: str) -> None:
 
 
 _RUN: dict[str, Callable[[Bench], None]] = {
+    "moe_smoke": lambda bench: _moe(bench, "moe_smoke"),
     "moe_small": lambda bench: _moe(bench, "moe_small"),
     "moe_medium": lambda bench: _moe(bench, "moe_medium"),
     "attention": _attention,

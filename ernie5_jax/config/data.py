@@ -116,6 +116,7 @@ class DataConfig:
       audio_corruption: Understood audio of a training document has a share of its codes, drawn from U(0, this),
         replaced by random ones.
       visual_corruption: The same for the cells of understood pictures and clips, which are replaced by zeros.
+      tokenizers: Folder of tokenizers to take instead of training new ones, e.g. `tokenizers/` of another run.
       prefetch: Batches prepared ahead.
     """
 
@@ -123,6 +124,7 @@ class DataConfig:
     task_weights: dict[str, float] = dataclasses.field(default_factory=dict)
     audio_corruption: float = 0.0
     visual_corruption: float = 0.0
+    tokenizers: str = ""
     prefetch: int = 2
 
     def __post_init__(self):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ernie5_jax.config import IDENTITY_KEYS, ConfigError, ExperimentConfig, from_mapping, to_plain
+from ernie5_jax.data import load_tokenizers
 from ernie5_jax.training.errors import CheckpointError
 from ernie5_jax.training.paths import FOLDER, find_checkpoint
 from ernie5_jax.training.restore import load_config
@@ -68,6 +69,25 @@ def check_start(config: ExperimentConfig) -> None:
         for path, old, new in _differences(saved[room], now[room], room):
             if path not in (*RUN_KEYS, "model.elastic"):
                 where = f"as in training.init_from '{config.training.init_from}'"
+                raise ConfigError(f"config key '{path}': found {new!r}, allowed: {old!r} {where}")
+
+
+def check_given_tokenizers(config: ExperimentConfig) -> None:
+    """Checks that the tokenizers in `data.tokenizers` are such as the configuration would train.
+
+    Raises:
+      ConfigError: Names the first key that differs.
+      UserError: A tokenizer cannot be read; names its folder.
+    """
+    folder = config.data.tokenizers
+    tokenizers = load_tokenizers(folder)
+    pairs = {"text": ({"vocab_size": tokenizers.text.vocab_size}, {"vocab_size": config.text.vocab_size})}
+    for room in ("visual", "audio"):
+        pairs[room] = to_plain(getattr(tokenizers, room).config), to_plain(getattr(config, room))
+    for room, (saved, now) in pairs.items():
+        for path, old, new in _differences(saved, now, room):
+            if not path.startswith(f"{room}.training"):  # how it was made, not what it is
+                where = f"as in data.tokenizers '{folder}'"
                 raise ConfigError(f"config key '{path}': found {new!r}, allowed: {old!r} {where}")
 
 

@@ -38,7 +38,7 @@ from ernie5_jax.files import write_file
 from ernie5_jax.parallel import make_mesh, preset
 from ernie5_jax.sequence import Batch, stack
 from ernie5_jax.training.errors import CheckpointError
-from ernie5_jax.training.identity import check_resumable, check_start, check_tokenizers
+from ernie5_jax.training.identity import check_given_tokenizers, check_resumable, check_start, check_tokenizers
 from ernie5_jax.training.paths import find_checkpoint
 from ernie5_jax.training.run_data import RunData, files_below
 from ernie5_jax.training.step import TrainProgram, check_rows
@@ -78,6 +78,8 @@ def prepare_run(
     check_resumable(workdir, config)
     if config.training.init_from and not _newest_step(workdir):
         check_start(config)
+    if config.data.tokenizers:
+        check_given_tokenizers(config)
     mesh = make_mesh(config.parallel)
     check_rows(config, mesh)
     bars = config.training.progress if progress is None else progress
@@ -175,14 +177,15 @@ def _tokenizer(
 ) -> None:
     """Trains the tokenizer of `modality` into `folder`, unless it is there, made from the same things.
 
-    A run that starts from a checkpoint takes the tokenizers of that one.
+    A run that starts from a checkpoint takes the tokenizers of that one, unless others are named.
     """
-    settings, start = getattr(config, modality), config.training.init_from
-    if start:
-        recipe: dict[str, Any] = {"config": to_plain(settings), "init_from": start}
+    settings, given = getattr(config, modality), _given(config)
+    recipe: dict[str, Any] = {"config": to_plain(settings)}
+    if given:
+        recipe |= {"from": str(given)}
     else:
         fingerprints = {name: shards.fingerprint() for name, shards in sorted(documents.items())}
-        recipe = {"config": to_plain(settings), "seed": config.seed, "documents": fingerprints}
+        recipe |= {"seed": config.seed, "documents": fingerprints}
     text = json.dumps(recipe, sort_keys=True)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         made = json.loads((folder / _RECIPE).read_text())
@@ -191,13 +194,21 @@ def _tokenizer(
             return
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    if start:
-        shutil.copytree(find_checkpoint(start) / "files" / "tokenizers" / modality, temporary)
+    if given:
+        shutil.copytree(given / modality, temporary)
     else:
         _TRAINERS[modality](config, list(documents.values()), progress).save(temporary)
     write_file(temporary / _RECIPE, text)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
+
+
+def _given(config: ExperimentConfig) -> Path | None:
+    """Folder of the tokenizers that are not to be trained."""
+    if config.data.tokenizers:
+        return Path(config.data.tokenizers)
+    start = config.training.init_from
+    return find_checkpoint(start) / "files" / "tokenizers" if start else None
 
 
 def _train_text(config: ExperimentConfig, documents: list[DocumentShards], progress: bool) -> Any:

@@ -13,7 +13,7 @@ from ernie5_jax import data
 from ernie5_jax.config import ExperimentConfig, from_mapping
 from ernie5_jax.data.documents import DIGIT_WORDS
 from ernie5_jax.data.sizes import check_capacity
-from ernie5_jax.data.worlds import drawing, prose, recorded
+from ernie5_jax.data.worlds import drawing, prose, python_source, recorded
 from ernie5_jax.testing import tiny_experiment_config
 
 FORM = data.MediaFormat(image_size=16, sample_rate=8000, temporal_stride=4)
@@ -163,6 +163,22 @@ class TinyTest(absltest.TestCase):
             data.world_sources("mars", "train", FORM, Path("unused"))
         with self.assertRaisesRegex(data.DataError, "found 'size', allowed: none"):
             data.world_sources("tiny", "train", FORM, Path("unused"), {"size": "1"})
+
+
+class PythonSourceTest(absltest.TestCase):
+    def test_modules_are_split_by_name(self):
+        train, test = (dict(python_source.modules(split)) for split in ("train", "test"))
+        self.assertEmpty(set(train) & set(test))
+        self.assertBetween(len(test) / (len(train) + len(test)), 0.02, 0.1)
+        self.assertGreater(sum(map(len, train.values())), 2e6)
+        self.assertIn("class Counter", (train | test)["collections/__init__.py"])
+        self.assertEmpty([name for name in train | test if "site-packages" in name or "_sysconfigdata" in name])
+
+    def test_documents_are_prose(self):
+        documents = data.world_sources("python_source", "test", FORM, Path("unused"))
+        self.assertLen(documents, len(python_source.modules("test")))
+        self.assertEqual(documents[0].meta["task"], "text")
+        self.assertTrue(documents[0].meta["split_text"])
 
 
 class DigitsTest(absltest.TestCase):

@@ -58,6 +58,17 @@ class HeldOutTest(absltest.TestCase):
         expected = sums["text"] / np.log(2) / below["text_bytes"]
         np.testing.assert_allclose(found["text_bits_per_byte"], expected, rtol=2e-5)
 
+    def test_text_losses_are_those_of_every_document(self):
+        config = tiny_config()
+        params, bias = init_params(config.model, seed=1)
+        rng = np.random.default_rng(2)
+        documents = [random_encoded_document(rng, config.model, [("text", "generate")], max_spans=3) for _ in range(5)]
+        held_out = HeldOut(config, params, bias)
+        found = held_out.text_losses(documents)
+        self.assertLen(found, 5)
+        for document, loss in zip(documents, found, strict=True):
+            np.testing.assert_allclose(loss, held_out([document])["loss_text"], rtol=2e-5)
+
     def test_expert_use(self):
         config = tiny_config()
         held_out = HeldOut(config, *init_params(config.model, seed=1))

@@ -52,6 +52,28 @@ def get_config():
     return config
 """
 
+ABLATION = """
+from configs import elastic_ablation
+
+
+def get_config():
+    config = elastic_ablation.get_config()
+    with config.unlocked():
+        config.data.sources = {"prose": {"path": "prose.jsonl"}}
+    config.text.vocab_size = 384
+    config.model.vocab_size = 384
+    config.model.num_moe_layers = 4
+    config.model.router.num_experts = 16
+    config.sequence.length = 64
+    config.training.steps = 2
+    config.training.batch_rows = 4
+    config.training.micro_batches = 2
+    config.training.evaluate_rows = 4
+    config.training.progress = False
+    config.parallel.data = 1
+    return config
+"""
+
 
 def write_manifest(folder: Path) -> None:
     """`manifest.jsonl` of documents of every kind, and the files they name."""
@@ -114,8 +136,14 @@ class ScriptsTest(absltest.TestCase):
             self.check_submodels()
         with self.subTest("another tokenizer"):
             self.check_exchanged_tokenizer()
+        with self.subTest("given tokenizers"):
+            self.check_given_tokenizers()
         with self.subTest("quickstart and report"):
             self.check_quickstart()
+        with self.subTest("ablation"):
+            self.check_ablation()
+        with self.subTest("benchmark"):
+            self.check_benchmark()
 
     def check_data(self):
         arguments = ("--config=mine.py", "--manifest=manifest.jsonl", "--out=prepared")
@@ -147,6 +175,47 @@ class ScriptsTest(absltest.TestCase):
             self.assertEmpty(set(fields) - set(record))
             self.assertGreater(record["loss"], 0)
         self.assertTrue((self.folder / "run" / "checkpoints" / "4" / "files" / "config.json").is_file())
+
+    def check_given_tokenizers(self):
+        arguments = ("pretrain", "--config=mine.py", "--config.data.tokenizers=run/tokenizers", "--workdir=taken")
+        self.assertIn("step 1 of 4", self.run_script(*arguments, "--stop_at=1"))
+        facts = [
+            json.loads((self.folder / run / "checkpoints" / step / "files" / "run.json").read_text())["tokenizers"]
+            for run, step in (("run", "4"), ("taken", "1"))
+        ]
+        self.assertEqual(*facts)
+        result = self.call(*arguments[:-1], "--workdir=other", "--config.audio.code_dim=12")
+        self.assertRegex(result.stderr, r"^error: config key 'audio.code_dim': found 12, allowed: 8 as in data.tokeni")
+        self.assertEqual(result.returncode, 1)
+
+    def check_ablation(self):
+        (self.folder / "ablation.py").write_text(ABLATION)
+        text = "".join(chr(97 + i * i % 26) + " " * (i % 5 == 0) for i in range(4000))
+        lines = [{"spans": [{"text": text}], "meta": {"split_text": True, "split": s}} for s in ("train", "test")]
+        (self.folder / "prose.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        arguments = ("ablation", "--config=ablation.py", "--workdir=arms", "--seeds=1", "--documents=8")
+        self.run_script(*arguments)
+        content = json.loads((self.folder / "arms" / "ablation.json").read_text())
+        self.assertSameElements(
+            content["losses"], [f"{arm}_0" for arm in ("static", "all", "depth", "width", "sparsity")]
+        )
+        for losses in content["losses"].values():
+            self.assertSameElements(losses, ["full", "depth", "width", "k4", "k2", "k1"])
+            self.assertTrue(all(len(values) == 8 and min(values) > 0 for values in losses.values()))
+        for line in content["table"]:
+            self.assertBetween(line["value"], *line["interval"])
+        before = (self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns
+        self.run_script(*arguments)  # all arms are there
+        self.assertEqual((self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns, before)
+
+    def check_benchmark(self):
+        out = self.run_script("benchmark", "--suite=moe_smoke", "--rounds=1")
+        numbers = json.loads(out.splitlines()[-1])
+        self.assertEqual(numbers.pop("suite"), "moe_smoke")
+        self.assertSameElements(numbers, ["matmul_gflops", "tokens_per_second", "roof_fraction"])
+        self.assertGreater(min(numbers.values()), 0)
+        result = self.call("benchmark", "--suite=moe_smoke", "--peer=transformers", "--peer_python=nowhere")
+        self.assertRegex(result.stderr, "^error: --peer_python: found no file 'nowhere'")
 
     def check_generation(self):
         arguments = ("--checkpoint=run", "--seed=1")
