@@ -14,7 +14,8 @@ def token_rows(token: np.ndarray, segment: np.ndarray | None = None) -> Batch:
 
     Args:
       token: int32 [B, S].
-      segment: int32 [B, S], documents of each row, numbered from 1 and each in one piece; None makes every row one.
+      segment: int32 [B, S], documents of each row, numbered from 1 and each in one piece, 0 = PAD; None makes every row
+        one.
 
     Returns:
       A `Batch` of numpy arrays. The last position of a document predicts nothing.
@@ -25,7 +26,7 @@ def token_rows(token: np.ndarray, segment: np.ndarray | None = None) -> Batch:
     row = np.broadcast_to(np.arange(length, dtype=np.int32), (size, length))
     starts = np.where(np.diff(segment, axis=1, prepend=-1) != 0, row, 0)
     index = row - np.maximum.accumulate(starts, axis=1)
-    weight = (segment[:, 1:] == segment[:, :-1]).astype(np.float32)
+    weight = ((segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)).astype(np.float32)
     targets = {"text": Slots(row[:, :-1].copy(), {"token": token[:, 1:].copy()}, weight)}
     none = np.float32(0)
     return Batch(

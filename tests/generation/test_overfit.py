@@ -16,7 +16,7 @@ from ernie5_jax.data.documents import captioned
 from ernie5_jax.evaluation.losses import HeldOut
 from ernie5_jax.generation import Engine, Request
 from ernie5_jax.metrics import psnr
-from ernie5_jax.sequence import Document, layout, pack, stack
+from ernie5_jax.sequence import Document, EncodedAudio, EncodedVisual, layout, pack, stack
 from ernie5_jax.testing import (
     DummyAudioTokenizer,
     DummyTextTokenizer,
@@ -62,10 +62,13 @@ class OverfitTest(absltest.TestCase):
         for result, number in ((image, 1), (video, 2)):
             bits = rows[number].targets["visual"].values["bits"]
             np.testing.assert_array_equal(result.tokens.reshape(bits.shape), bits)
-        np.testing.assert_array_equal(audio.tokens, encoded[3].spans[-1].value.codes)
+        sound = encoded[3].spans[-1].value
+        assert isinstance(sound, EncodedAudio)
+        np.testing.assert_array_equal(audio.tokens, sound.codes)
 
-        latents = encoded[1].spans[-1].value.latents
-        through = tokenizers.visual.decode(pyramid.dequantize(pyramid.quantize(latents[None])))[0, 0]
+        picture = encoded[1].spans[-1].value
+        assert isinstance(picture, EncodedVisual) and picture.latents is not None and image.image is not None
+        through = tokenizers.visual.decode(pyramid.dequantize(pyramid.quantize(picture.latents[None])))[0, 0]
         original = documents[1].spans[-1].value
         found, wanted = (psnr(x[None] / 255.0, original[None] / 255.0)[0] for x in (image.image, through))
         self.assertAlmostEqual(found, wanted, delta=0.1)

@@ -1,5 +1,6 @@
 """Rows of ready-made tokens against a restatement with loops."""
 
+import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
@@ -8,7 +9,7 @@ from ernie5_jax.sequence import token_rows
 
 
 class TokenRowsTest(parameterized.TestCase):
-    @parameterized.parameters(None, [[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
+    @parameterized.parameters((None,), ([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]],))
     def test_equals_loops(self, segment):
         token = np.random.default_rng(0).integers(0, 50, (2, 8))
         segment = None if segment is None else np.array(segment)
@@ -19,8 +20,8 @@ class TokenRowsTest(parameterized.TestCase):
             bounds=batch.bounds,
             q_segment=batch.segment,
             k_segment=batch.segment,
-            q_rows=np.broadcast_to(np.arange(8), (2, 8)),
-            k_rows=np.broadcast_to(np.arange(8), (2, 8)),
+            q_rows=jnp.broadcast_to(jnp.arange(8), (2, 8)),
+            k_rows=jnp.broadcast_to(jnp.arange(8), (2, 8)),
         )
         tokens = targets = 0
         for row in range(2):
