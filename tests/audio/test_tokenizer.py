@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from flax import nnx
 
@@ -170,6 +171,7 @@ class TrainedTest(parameterized.TestCase):
         self.assertEqual(self.tokenizer.decode([]), [])
 
 
+@pytest.mark.slow
 class SplitTest(absltest.TestCase):
     def test_a_split_codec_learns_and_is_saved(self):
         history = []

@@ -74,6 +74,7 @@ class ExtractionTest(parameterized.TestCase):
         self.assertEqual(small, dataclasses.replace(MODEL, elastic=False))
         chex.assert_trees_all_equal((small_params, small_bias), (params, bias))
 
+    @pytest.mark.slow
     def test_extraction_of_an_extraction(self):
         """First to 6 experts, then to 4 of these: as at once."""
         params, bias = parameters()

@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from flax import nnx
 
@@ -61,6 +62,7 @@ class SparseFFNTest(parameterized.TestCase):
             np.testing.assert_allclose(stats.z_loss_sum, (log_z**2)[active].sum(), rtol=1e-5)
             self.assertEqual(float(stats.tokens), 8)
 
+    @pytest.mark.slow
     def test_loads_of_the_bias_rule(self):
         """Ranks really used, of rows in which every expert was enabled; PAD never counts."""
         experts = jnp.ones((2, 4), bool).at[0, 3].set(False)

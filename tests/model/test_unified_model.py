@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.config import RouterConfig
@@ -118,6 +119,7 @@ class IsolationTest(parameterized.TestCase):
 
 
 class RoutingTest(absltest.TestCase):
+    @pytest.mark.slow
     def test_replayed_routing_gives_the_same_logits_and_gradients(self):
         batch = dummy_batch(CONFIG, seed=10, rows=1)
         params, bias = _parameters()
@@ -139,6 +141,7 @@ class RoutingTest(absltest.TestCase):
         (_, other), _ = run(params, -10 * bias, None)
         self.assertTrue(bool((other.router.expert_index != index).any()))
 
+    @pytest.mark.slow
     def test_recomputation_counts_nothing_twice(self):
         """Report 24."""
         batch = dummy_batch(CONFIG, seed=11, rows=1)
@@ -182,6 +185,7 @@ class ModalityBlindnessTest(parameterized.TestCase):
 
 class ElasticTest(parameterized.TestCase):
     @parameterized.parameters((False, 1e-6), (True, 1e-12))
+    @pytest.mark.slow
     def test_full_mask_equals_the_static_program(self, x64, tolerance):
         batch = dummy_batch(CONFIG, seed=5, rows=1, sequence=tiny_sequence_config(48))
         params, bias = _parameters()

@@ -5,6 +5,7 @@ import logging
 import chex
 import jax
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.config import ElasticSamplingConfig, OptimizerConfig, ParallelConfig, TrainingConfig
@@ -48,6 +49,7 @@ class _CompileLog(logging.Handler):
 
 class RealStepTest(parameterized.TestCase):
     @parameterized.parameters(("fsdp", 8), ("replicated", 1))
+    @pytest.mark.slow
     def test_eight_devices_equal_one(self, rules, parts):
         one, (metrics,), _ = run(1, "replicated", 1)
         eight, (other,), _ = run(8, rules, 1)

@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 from ernie5_jax.config import ConfigError, RouterConfig
@@ -27,6 +28,7 @@ MODEL = tiny_model_config(num_moe_layers=4, router=RouterConfig(num_experts=8, t
 CONFIG = small_experiment(MODEL)
 
 
+@pytest.mark.slow
 class SaveSubmodelTest(absltest.TestCase):
     @classmethod
     def setUpClass(cls):
