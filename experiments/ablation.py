@@ -58,7 +58,8 @@ def main(argv):
     }
     write_json(workdir / "ablation.json", content)
     for line in content["table"]:
-        print("{name:<44}{value:8.4f}  {interval}   report {report}".format(**line))
+        low, high = line["interval"]
+        print("{name:<44}{value:8.4f}  {0:.4f} ... {1:.4f}   report {report}".format(low, high, **line))
     print(workdir / "ablation.json")
 
 
@@ -162,7 +163,7 @@ def _line(name, above, below, order, cut, other, report, draws: int = 2000) -> d
     return {
         "name": name,
         "value": float(whole),
-        "interval": [round(float(low), 4), round(float(high), 4)],
+        "interval": [float(low), float(high)],
         "report": report,
     }
 

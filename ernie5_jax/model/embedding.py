@@ -23,7 +23,8 @@ class Embedding(nnx.Module):
         self.vision_norm = RMSNorm(config.vision_feature_dim, config.norm_eps)
         self.vision_input = Linear((config.vision_feature_dim, d), ("features", "embed"), scale, rngs)
         levels, codes = config.audio_levels, config.audio_bins + 1
-        self.codec = normal(rngs, (levels, codes, d), ("levels", "codes", "embed"), scale)
+        if levels:
+            self.codec = normal(rngs, (levels, codes, d), ("levels", "codes", "embed"), scale)
 
     def tokens(self, token: jax.Array) -> jax.Array:
         """Text embeddings [..., D] of ids [...]."""
