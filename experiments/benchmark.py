@@ -2,7 +2,7 @@
 
     make benchmark ARGS="--suite=moe_small --peer=transformers"
 
-Both run in processes of their own and take turns, in float32, with equal numbers of threads. First the peer's weights
+Both run in processes of their own and take turns, in float32, on all cores. First the peer's weights
 are copied into our model, and logits, loss and gradients compared. The last line is a JSON object of ratios: how many
 times as fast as the peer, or which share of the time.
 """
@@ -30,7 +30,7 @@ _SUITE = flags.DEFINE_enum("suite", None, _SUITES, "What to measure.", required=
 _PEER = flags.DEFINE_enum("peer", "none", ["none", "transformers"], "What to compare with.")
 _PEER_PYTHON = flags.DEFINE_string("peer_python", ".venv/peer/bin/python", "A Python that has the peer (`make peer`).")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Measurements of each kind; medians count.", lower_bound=1)
-_THREADS = flags.DEFINE_integer("threads", os.cpu_count(), "Threads of each process.", lower_bound=1)
+_THREADS = os.cpu_count() or 1
 _TOLERANCE = 1e-4
 _KEEP_FREED = {  # torch gives freed memory back to the system after every step by default
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -68,18 +68,14 @@ class Bench:
         if name not in self._workers:
             if name.startswith("peer"):
                 command = [str(Path(_PEER_PYTHON.value).absolute()), "-m", "experiments.benchmarks.peer"]
-                command.append(str(_THREADS.value))
+                command.append(str(_THREADS))
                 environment = {"peer tuned": _KEEP_FREED}.get(name, {})
             else:
-                devices = _THREADS.value if name == "ours" else 1
+                devices = _THREADS if name == "ours" else 1
                 command = [sys.executable, "-m", "experiments.benchmarks.ours", str(devices)]
                 environment = {}
             self._workers[name] = Worker(name, command, environment)
         return self._workers[name]
-
-    def race(self, title: str, task: dict[str, Any], names: list[str], *, warm: int = 1) -> dict[str, float]:
-        """Median seconds of one task in several processes, which take turns."""
-        return self.compare(title, {name: (name, task) for name in names}, warm=warm)
 
     def compare(self, title: str, tasks: dict[str, tuple[str, dict[str, Any]]], *, warm: int = 1) -> dict[str, float]:
         """Median seconds of several tasks (process, request), measured in turns; prints them with their spread."""
@@ -114,7 +110,7 @@ def _moe(bench: Bench, shape: str) -> None:
     if _has_peer():
         _check_equal(bench, shape)
     names = ["ours", *(["peer", "peer tuned"] if _has_peer() else [])]
-    seconds = bench.race("train", {"task": "train", "shape": shape}, names, warm=2)
+    seconds = bench.compare("train", {name: (name, {"task": "train", "shape": shape}) for name in names}, warm=2)
     peaks = {name: bench.worker(name).ask(run=f"train {name}")["peak_bytes"] for name in names}
     square = 4096
     roof = bench.compare("matmul", {"ours": ("ours one", {"task": "matmul", "size": square})})["ours"]

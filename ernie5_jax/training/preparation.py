@@ -78,7 +78,7 @@ def prepare_run(
     check_resumable(workdir, config)
     if config.training.init_from and not _newest_step(workdir):
         check_start(config)
-    if config.data.tokenizers:
+    if config.data.tokenizers and not _newest_step(workdir):
         check_given_tokenizers(config)
     mesh = make_mesh(config.parallel)
     check_rows(config, mesh)

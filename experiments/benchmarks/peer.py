@@ -1,6 +1,6 @@
 """What a user would take instead: transformers and torch on the CPU. Runs in a Python of its own.
 
-Needs the extra `peer` of this project; nothing else of it is imported.
+Needs what `make peer` installs, and of this project nothing beyond this folder.
 """
 
 from __future__ import annotations

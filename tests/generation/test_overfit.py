@@ -1,4 +1,4 @@
-"""A model that knows three documents by heart generates exactly them.
+"""A model that knows four documents by heart generates exactly them.
 
 Training and decoding lay out positions, masks and inputs in different code: where they differ, the loss falls all the
 same and samples are noise (InfinityStar#18). Here the samples must be the documents.
