@@ -165,11 +165,11 @@ class ParallelConfig:
 
     Attributes:
       data: Devices along the data axis; 0 = all devices.
-      rules: "replicated" or "fsdp" (see `parallel.sharding`).
+      rules: "replicated", "fsdp" or "expert" (see `parallel.sharding`).
     """
 
     data: int = 0
-    rules: Literal["replicated", "fsdp"] = "replicated"
+    rules: Literal["replicated", "fsdp", "expert"] = "replicated"
 
     def __post_init__(self):
         require(self.data >= 0, "data", self.data, ">= 0")

@@ -11,11 +11,12 @@ import numpy as np
 
 from ernie5_jax.config import ExperimentConfig
 from ernie5_jax.evaluation.errors import EvaluationError
+from ernie5_jax.kernels.cross_entropy import cross_entropy
 from ernie5_jax.model import ElasticMask, full_mask, make_apply
 from ernie5_jax.sequence import Batch, EncodedDocument, document_size, layout, pack, plan_rows, sizes_array, stack
 from ernie5_jax.text.special_tokens import PAD
 from ernie5_jax.training.metrics import diagnostic_sums, draft_sums, summarize
-from ernie5_jax.training.objective import cross_entropy, loss_sums
+from ernie5_jax.training.objective import loss_sums
 from ernie5_jax.vision import ScalePyramid
 
 INPUT_KINDS = ("text", "visual", "understand", "audio")

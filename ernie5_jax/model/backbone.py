@@ -15,6 +15,7 @@ from ernie5_jax.model.elastic_mask import ElasticMask
 from ernie5_jax.model.experts import RouterStats, RoutingControl, pad_stats, zero_stats
 from ernie5_jax.model.layer import DecoderLayer
 from ernie5_jax.nn import AttentionContext, LayerCache, select_module, stack_modules
+from ernie5_jax.parallel import on_any_device
 
 AfterCodecLayer = Callable[[int, jax.Array], jax.Array]
 
@@ -165,8 +166,8 @@ class Backbone(nnx.Module):
                 stats = zero_stats(stack.router.num_experts, index, hidden.dtype)
             return hidden, stats, cache
 
-        new_hidden, stats, cache = jax.lax.cond(inputs.live.any(), run, skip, hidden, cache)
-        if inputs.live.shape[0] > 1:
+        new_hidden, stats, cache = jax.lax.cond(on_any_device(inputs.live.any()), run, skip, hidden, cache)
+        if inputs.live.shape[0] == hidden.shape[0]:  # a submodel per row: others may have needed this layer
             new_hidden = jnp.where(inputs.live[:, None, None], new_hidden, hidden)
         return new_hidden, stats, cache
 

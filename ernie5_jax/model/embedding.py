@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ernie5_jax.config import ModelConfig
-from ernie5_jax.nn import Linear, RMSNorm, dot, normal
+from ernie5_jax.nn import Linear, RMSNorm, normal
 from ernie5_jax.sequence.types import Batch
 
 
@@ -29,10 +29,6 @@ class Embedding(nnx.Module):
     def tokens(self, token: jax.Array) -> jax.Array:
         """Text embeddings [..., D] of ids [...]."""
         return self.text[...][token]
-
-    def attend(self, hidden: jax.Array) -> jax.Array:
-        """Logits [..., V] of the tied text head."""
-        return dot(hidden, self.text[...].astype(hidden.dtype).T)
 
     def codes(self, level: int, code: jax.Array) -> jax.Array:
         """Feedback vectors [..., D] of codes [...] of one codec level; row `bins` is EOA."""

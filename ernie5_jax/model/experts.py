@@ -13,7 +13,7 @@ from ernie5_jax.config import ModelConfig, RouterConfig
 from ernie5_jax.kernels.grouped_matmul import moe_ffn, stacked_moe_ffn
 from ernie5_jax.model.router import Router
 from ernie5_jax.nn import SwiGLU, normal
-from ernie5_jax.parallel.expert import on_local_tokens
+from ernie5_jax.parallel import over_devices
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +93,7 @@ class SparseFFN(nnx.Module):
     def __call__(self, x: jax.Array, control: RoutingControl, *, return_index: bool) -> tuple[jax.Array, RouterStats]:
         """x [B, S, D] -> output [B, S, D] and statistics. No token is dropped."""
         batch, length, width = x.shape
-        num_experts = self.w_in[...].shape[0]
+        num_experts = self.router.config.num_experts
         routing = self.router(
             x,
             control.bias,
@@ -112,14 +112,14 @@ class SparseFFN(nnx.Module):
             flat = stacked_moe_ffn(*tokens, *control.stack)
         else:
             weights = (self.w_in[...].astype(x.dtype), self.w_out[...].astype(x.dtype))
-            flat = on_local_tokens(moe_ffn, num_token_args=3)(*tokens, *weights)
+            flat = over_devices(moe_ffn)(*tokens, *weights)
         out = flat.reshape(x.shape)
         if self.shared is not None:
             out = out + self.shared(x)
         return out, self._stats(routing.log_z, index, control, return_index)
 
     def _stats(self, log_z, index, control: RoutingControl, return_index: bool) -> RouterStats:
-        num_experts = self.w_in[...].shape[0]
+        num_experts = self.router.config.num_experts
         per_row = jax.vmap(lambda i: jnp.zeros(num_experts, jnp.float32).at[i.reshape(-1)].add(1, mode="drop"))(index)
         if control.experts is None:
             eligible = per_row.sum(0)

@@ -16,9 +16,9 @@ from ernie5_jax.model.codec_layers import ChooseCode, CodecHeads
 from ernie5_jax.model.elastic_mask import ElasticMask, full_mask
 from ernie5_jax.model.embedding import Embedding
 from ernie5_jax.model.experts import RouterStats
-from ernie5_jax.model.heads import BitHead, gather_slots
+from ernie5_jax.model.heads import BitHead, Readout, gather_slots
 from ernie5_jax.model.mtp import MTPModule
-from ernie5_jax.nn import AttentionContext, Linear, RMSNorm, at_least_float32, uni_rope
+from ernie5_jax.nn import AttentionContext, Linear, RMSNorm, uni_rope
 from ernie5_jax.sequence.types import Batch
 
 
@@ -29,8 +29,8 @@ class ModelOutput:
 
     Attributes:
       hidden: [B, S, D] after the backbone, codec feedback included, before the final norm.
-      text_logits: [B, N, V].
-      mtp_logits: [B, depth, N, V].
+      text: Readout of hidden vectors [B, N, D]; `text_logits` [B, N, V].
+      mtp: Readout of hidden vectors [B, depth, N, D]; `mtp_logits` [B, depth, N, V].
       visual_logits: [B, N, C], p(bit = 1) = sigmoid.
       audio_logits: [B, N, Q, bins + 1].
       audio_codes: int32 [B, N, Q], codes fed back.
@@ -39,13 +39,21 @@ class ModelOutput:
     """
 
     hidden: Any
-    text_logits: Any
-    mtp_logits: Any
+    text: Readout | None
+    mtp: Readout | None
     visual_logits: Any
     audio_logits: Any
     audio_codes: Any
     router: RouterStats
     cache: KVCache | None
+
+    @property
+    def text_logits(self) -> jax.Array | None:
+        return None if self.text is None else self.text.logits
+
+    @property
+    def mtp_logits(self) -> jax.Array | None:
+        return None if self.mtp is None else self.mtp.logits
 
 
 class UnifiedModel(nnx.Module):
@@ -115,8 +123,8 @@ class UnifiedModel(nnx.Module):
         text, visual = batch.targets.get("text"), batch.targets.get("visual")
         return ModelOutput(
             hidden=hidden,
-            text_logits=None if text is None else self.text_logits(self.final_norm(gather_slots(hidden, text.index))),
-            mtp_logits=self._mtp_logits(hidden, batch, context),
+            text=None if text is None else self._readout(self.final_norm(gather_slots(hidden, text.index))),
+            mtp=self._mtp(hidden, batch, context),
             visual_logits=None if visual is None else self.bit_head(gather_slots(hidden, visual.index)),
             audio_logits=codec.stacked("logits"),
             audio_codes=codec.stacked("codes"),
@@ -124,10 +132,10 @@ class UnifiedModel(nnx.Module):
             cache=cache,
         )
 
-    def text_logits(self, normed: jax.Array) -> jax.Array:
-        """[..., D] after a norm -> logits [..., V] in float32 or better."""
-        logits = self.embedding.attend(normed) if self.config.tied_text_head else self.text_head(normed)
-        return at_least_float32(logits)
+    def _readout(self, normed: jax.Array) -> Readout:
+        """[..., D] after a norm, with the text head."""
+        kernel = self.embedding.text[...].T if self.config.tied_text_head else self.text_head.kernel[...]
+        return Readout(normed, kernel.astype(normed.dtype))
 
     def _context(self, batch: Batch, cache: KVCache | None, rows: jax.Array | None, dtype):
         size, length = batch.segment.shape
@@ -143,15 +151,15 @@ class UnifiedModel(nnx.Module):
             cache = dataclasses.replace(cache, bounds=bounds, segment=k_segment)
         return AttentionContext(cos, sin, rows, batch.segment, k_rows, k_segment, bounds), cache
 
-    def _mtp_logits(self, hidden: jax.Array, batch: Batch, context: AttentionContext) -> jax.Array | None:
+    def _mtp(self, hidden: jax.Array, batch: Batch, context: AttentionContext) -> Readout | None:
         slots = batch.targets.get("mtp")
         if slots is None or not self.config.mtp_depth:
             return None
-        logits = []
+        found = []
         for d, module in enumerate(self.mtp):
             hidden, normed = module(hidden, batch.mtp_token[:, d], self.embedding, context)
-            logits.append(self.text_logits(gather_slots(normed, slots.index[:, d])))
-        return jnp.stack(logits, axis=1)
+            found.append(gather_slots(normed, slots.index[:, d]))
+        return self._readout(jnp.stack(found, axis=1))
 
 
 class _CodecReader:

@@ -23,7 +23,17 @@ def make_mesh(config: ParallelConfig) -> Mesh:
     return jax.make_mesh((size,), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=devices[:size])
 
 
+def has_data_axis() -> bool:
+    """Whether a mesh with several devices along the data axis is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return DATA_AXIS in mesh.axis_names and mesh.shape[DATA_AXIS] > 1
+
+
+def divided_by_hand() -> bool:
+    """Whether a `shard_map` has divided the data axis: arrays are those of one device."""
+    return DATA_AXIS in jax.sharding.get_abstract_mesh().manual_axes
+
+
 def data_devices() -> int:
     """Devices that rows are still to be divided over: 1 without a mesh, or where a `shard_map` divided them."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return mesh.shape[DATA_AXIS] if DATA_AXIS in set(mesh.axis_names) - set(mesh.manual_axes) else 1
+    return jax.sharding.get_abstract_mesh().shape[DATA_AXIS] if has_data_axis() and not divided_by_hand() else 1

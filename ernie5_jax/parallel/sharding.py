@@ -64,9 +64,9 @@ class ShardingRules:
         return PartitionSpec(*axes)
 
     @property
-    def splits_parameters(self) -> bool:
-        """Whether any dimension of a parameter is split."""
-        return any(getattr(self, name) is not None for name in _NAMES - _ACTIVATIONS)
+    def split_parameter_axes(self) -> frozenset[str]:
+        """Logical axes of parameters that are split."""
+        return frozenset(name for name in _NAMES - _ACTIVATIONS if getattr(self, name) is not None)
 
 
 _ACTIVATIONS = frozenset(("batch", "sequence", "hidden"))
@@ -76,6 +76,8 @@ PRESETS = {
     "replicated": ShardingRules(),
     # Every matrix has exactly one "embed" dimension; gathered where used, gradients arrive scattered.
     "fsdp": ShardingRules(embed=DATA_AXIS),
+    # Every device has its own experts and sees all tokens; everything else is whole.
+    "expert": ShardingRules(experts=DATA_AXIS),
 }
 
 

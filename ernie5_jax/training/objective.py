@@ -8,18 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from ernie5_jax.config import LossConfig, ModelConfig
+from ernie5_jax.kernels.cross_entropy import cross_entropy
 from ernie5_jax.model import ElasticMask, ModelOutput
 from ernie5_jax.sequence.types import Batch
 
 MODALITIES = ("text", "image", "video", "audio")
 Sums = dict[str, Any]
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """-log softmax(logits)[label] in float32 or better: [..., V], int [...] -> [...]."""
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    picked = jnp.take_along_axis(logits, labels[..., None].astype(jnp.int32), axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
 def bit_cross_entropy(logits: jax.Array, bits: jax.Array) -> jax.Array:
@@ -33,12 +27,10 @@ def loss_sums(output: ModelOutput, batch: Batch) -> dict[str, jax.Array]:
     zero = jnp.zeros((), jnp.float32)
     sums = dict.fromkeys((*MODALITIES, "mtp"), zero)
     targets = batch.targets
-    if output.text_logits is not None:
-        slots = targets["text"]
-        sums["text"] = _weighted(slots.weight, cross_entropy(output.text_logits, slots.values["token"]))
-    if output.mtp_logits is not None:
-        slots = targets["mtp"]
-        sums["mtp"] = _weighted(slots.weight, cross_entropy(output.mtp_logits, slots.values["token"]))
+    for name, readout in (("text", output.text), ("mtp", output.mtp)):
+        if readout is not None:
+            slots = targets[name]
+            sums[name] = readout.cross_entropy(slots.values["token"], slots.weight)
     if output.visual_logits is not None:
         slots = targets["visual"]
         loss = bit_cross_entropy(output.visual_logits, slots.values["bits"])

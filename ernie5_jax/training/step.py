@@ -15,7 +15,7 @@ from ernie5_jax.compiling import cpu_optimization
 from ernie5_jax.config import ConfigError, ExperimentConfig
 from ernie5_jax.elastic import step_masks
 from ernie5_jax.model import ElasticMask, make_apply, present_experts
-from ernie5_jax.parallel import DATA_AXIS, ShardingRules, sum_over_devices, use_rules
+from ernie5_jax.parallel import DATA_AXIS, ShardingRules, current_rules, sum_over_devices, use_rules
 from ernie5_jax.sequence import Batch, pack, stack
 from ernie5_jax.training import objective
 from ernie5_jax.training.metrics import diagnostic_sums, mask_sizes
@@ -98,10 +98,16 @@ def make_train_step(config: ExperimentConfig, apply: Callable | None = None) -> 
         weights = objective.modality_weights(state["loss_weight_ema"], config.loss)
         scale = objective.coefficients(weights, batch.denominators, z_tokens, config.loss, model.router.z_loss_weight)
         whole = (state["params"], state["router_bias"], scale)
-        grads, totals = sum_over_devices(gradients, _row_specs(batch, masks))(whole, (batch, masks))
+        specs, every = jax.tree.map(current_rules().spec, axes, is_leaf=_is_names), PartitionSpec()
+        divided = sum_over_devices(gradients, (specs, every, every), _row_specs(batch, masks), (specs, every))
+        grads, totals = divided(whole, (batch, masks))
         return _apply_gradients(state, batch, grads, totals, masks, weights, config, labels)
 
     return unified_train_step
+
+
+def _is_names(axes: Any) -> bool:
+    return isinstance(axes, tuple)
 
 
 def _micro(batch: Batch, masks: ElasticMask | None, i: int | jax.Array) -> tuple[Batch, ElasticMask | None]:

@@ -121,7 +121,7 @@ def _train(shape: str, elastic: bool = False) -> Any:
             clip_norm=0.0,
             ema_decay=0.0,
         ),
-        parallel=ParallelConfig(data=len(jax.devices())),
+        parallel=ParallelConfig(data=len(jax.devices()), rules="expert"),
         elastic=sampling or ElasticSamplingConfig(),
     )
     batch = split_micro_batches(token_rows(_tokens(sizes, sizes.batch, sizes.length)), 1)

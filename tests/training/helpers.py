@@ -17,7 +17,7 @@ from ernie5_jax.config import (
     VisualTokenizerConfig,
 )
 from ernie5_jax.model import ModelOutput, RouterStats
-from ernie5_jax.model.heads import gather_slots
+from ernie5_jax.model.heads import Readout, gather_slots
 from ernie5_jax.sequence.types import Batch
 from ernie5_jax.testing import tiny_model_config, tiny_sequence_config
 
@@ -51,8 +51,8 @@ def bag_of_tokens(config: ModelConfig):
         counts = jnp.zeros((routed, experts)).at[:, 0].set(tokens)
         return ModelOutput(
             hidden=hidden,
-            text_logits=gather_slots(hidden, text.index) @ table.T,
-            mtp_logits=None,
+            text=Readout(gather_slots(hidden, text.index), table.T),
+            mtp=None,
             visual_logits=gather_slots(hidden, visual.index) @ params["bit_head"]["out"]["kernel"],
             audio_logits=None,
             audio_codes=None,

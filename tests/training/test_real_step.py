@@ -1,5 +1,6 @@
 """The step of the real model: eight devices equal one, and one program serves every submodel."""
 
+import dataclasses
 import logging
 
 import chex
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from ernie5_jax.config import ElasticSamplingConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from ernie5_jax.config import ElasticSamplingConfig, ExperimentConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from ernie5_jax.parallel import make_mesh, preset
 from ernie5_jax.testing import dummy_batch, tiny_model_config
 from ernie5_jax.training import TrainProgram, make_state, split_micro_batches
@@ -24,14 +25,14 @@ CONFIG = small_experiment(
 )
 
 
-def run(devices: int, rules: str, steps: int):
+def run(devices: int, rules: str, steps: int, config: ExperimentConfig = CONFIG):
     mesh = make_mesh(ParallelConfig(data=devices))
     batch = split_micro_batches(dummy_batch(MODEL, rows=8), 1)
-    state = make_state(CONFIG, mesh, preset(rules))
-    program = TrainProgram(CONFIG, mesh, preset(rules))
+    state = make_state(config, mesh, preset(rules))
+    program = TrainProgram(config, mesh, preset(rules))
     metrics = []
     for step in range(steps):
-        state, result = program(state, batch, masks_of_step(CONFIG, step))
+        state, result = program(state, batch, masks_of_step(config, step))
         metrics.append(result)
     return state, jax.device_get(metrics), program
 
@@ -48,13 +49,20 @@ class _CompileLog(logging.Handler):
 
 
 class RealStepTest(parameterized.TestCase):
-    @parameterized.parameters(("fsdp", 8), ("replicated", 1))
+    @parameterized.parameters(
+        ("fsdp", "microbatch", (1, 1, 8, 1)),
+        ("replicated", "microbatch", (1, 1, 1, 1)),
+        ("expert", "microbatch", (1, 8, 1, 1)),
+        ("expert", "row", (1, 8, 1, 1)),
+    )
     @pytest.mark.slow
-    def test_eight_devices_equal_one(self, rules, parts):
-        one, (metrics,), _ = run(1, "replicated", 1)
-        eight, (other,), _ = run(8, rules, 1)
+    def test_eight_devices_equal_one(self, rules, granularity, parts):
+        config = dataclasses.replace(CONFIG, elastic=dataclasses.replace(CONFIG.elastic, granularity=granularity))
+        one, (metrics,), _ = run(1, "replicated", 1, config)
+        eight, (other,), _ = run(8, rules, 1, config)
         kernel = eight["params"]["backbone"]["moe"]["ffn"]["w_in"]
-        self.assertEqual(kernel.sharding.shard_shape(kernel.shape)[2], kernel.shape[2] // parts)
+        held = tuple(size // part for size, part in zip(kernel.shape, parts, strict=True))
+        self.assertEqual(kernel.sharding.shard_shape(kernel.shape), held)
         np.testing.assert_allclose(other["loss"], metrics["loss"], rtol=1e-5)
         np.testing.assert_array_equal(other["counts"], metrics["counts"])
         # After the first step without clipping the first moment is 0.1 times the gradient.

@@ -1,9 +1,9 @@
 """Portable dropless mixture of experts: sorted rows, loops over the blocks in use, an own backward.
 
-(token, rank) pairs are sorted by expert. Every product visits the experts in turn, each over as many blocks of rows as
-it has tokens, so the time follows the live pairs: dropped ranks (expert index E) sort to the end and are never touched.
-A block may run over into the rows of the next expert; those are rewritten when that expert's turn comes, which keeps
-the order compact (no padding between experts). Between the products everything is done for all rows at once.
+(token, rank) pairs are sorted by expert. Experts are visited in turn, each over as many blocks of rows as it has
+tokens, so the time follows the live pairs: dropped ranks (expert index E) sort to the end and are never touched. A
+block may run over into the rows of the next expert; those are rewritten when that expert's turn comes, which keeps the
+order compact (no padding between experts).
 """
 
 from __future__ import annotations
@@ -48,41 +48,33 @@ def _rows(a: jax.Array, first: jax.Array, count: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(a, first, count, 0)
 
 
-def _visit_blocks(start: jax.Array, block: int, visit: Callable[..., Any], init: Any) -> Any:
-    """Carry of `visit(expert, first row of a block, last row of the expert + 1, carry)` over all blocks in use."""
+def _put(a: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(a, rows.astype(a.dtype), first, 0)
 
-    def expert(e, carry):
+
+def _visit(start: jax.Array, block: int, expert: Callable[..., Any], init: Any) -> Any:
+    """Carry after all experts. `expert(e, carry, over)` handles one; `over(visit, init)` is the carry of
+    `visit(first row of a block, last row of the expert + 1, carry)` over its blocks."""
+
+    def one(e, carry):
         first, last = start[e], start[e + 1]
-        blocks = (last - first + block - 1) // block
-        return lax.fori_loop(0, blocks, lambda i, c: visit(e, first + i * block, last, c), carry)
 
-    return lax.fori_loop(0, start.shape[0] - 1, expert, init)
+        def over(visit, init):
+            count = (last - first + block - 1) // block
+            return lax.fori_loop(0, count, lambda i, c: visit(first + i * block, last, c), init)
 
+        return expert(e, carry, over)
 
-def _dot(rows: jax.Array, weights: jax.Array, start: jax.Array, block: int, first: Any = 0) -> jax.Array:
-    """Every row times its expert's matrix: [P, I], [E, I, O] -> [P, O]; rows past `start[E]` hold anything.
-
-    `first` is the number of expert 0 among `weights`, which may hold the experts of other layers too.
-    """
-
-    def visit(e, row, last, out):
-        del last
-        product = _rows(rows, row, block) @ lax.dynamic_index_in_dim(weights, first + e, 0, False)
-        return lax.dynamic_update_slice_in_dim(out, product, row, 0)
-
-    return _visit_blocks(start, block, visit, jnp.zeros((rows.shape[0], weights.shape[2]), rows.dtype))
+    return lax.fori_loop(0, start.shape[0] - 1, one, init)
 
 
-def _outer(a: jax.Array, b: jax.Array, start: jax.Array, block: int) -> jax.Array:
-    """Sum of a's rows times b's rows by expert: [P, I], [P, O] -> [E, I, O]."""
-    lane = jnp.arange(block)
+def _matrix(weights: jax.Array, e: jax.Array) -> jax.Array:
+    return lax.dynamic_index_in_dim(weights, e, 0, False)
 
-    def visit(e, row, last, out):
-        own = jnp.where((row + lane < last)[:, None], _rows(a, row, block), 0)
-        total = lax.dynamic_index_in_dim(out, e, 0, False) + own.T @ _rows(b, row, block)
-        return lax.dynamic_update_index_in_dim(out, total, e, 0)
 
-    return _visit_blocks(start, block, visit, jnp.zeros((start.shape[0] - 1, a.shape[1], b.shape[1]), a.dtype))
+def _dot_t(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b.T."""
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())))
 
 
 def _combine(rows: jax.Array, index: jax.Array, live: jax.Array, weight: jax.Array) -> jax.Array:
@@ -108,13 +100,26 @@ def block_forward(x, gates, expert_index, w_in, w_out, layer):
 
 
 def _forward(x, gates, expert_index, w_in, w_out, block, experts=None, first=0):
+    """`first` is the number of expert 0 among the weights, which may hold the experts of other layers too."""
     tokens, k = expert_index.shape
     experts = experts or w_in.shape[0]
     block = block or block_rows(tokens * k, experts)
     order, inverse, start = sort_pairs(expert_index.astype(jnp.int32), experts)
     order = jnp.concatenate([order, jnp.zeros(block, jnp.int32)])  # room for the last block
-    hidden = _dot(x[order // k], w_in, start, block, first)
-    out = _dot(swiglu(hidden), w_out, start, block, first)
+    token = order // k
+
+    def expert(e, carry, over):
+        into, out_of = _matrix(w_in, first + e), _matrix(w_out, first + e)
+
+        def visit(row, last, carry):
+            del last
+            hidden = x[_rows(token, row, block)] @ into
+            return _put(carry[0], hidden, row), _put(carry[1], swiglu(hidden) @ out_of, row)
+
+        return over(visit, carry)
+
+    empty = [jnp.zeros((tokens * k + block, width), x.dtype) for width in (w_in.shape[2], x.shape[1])]
+    hidden, out = _visit(start, block, expert, tuple(empty))
     inverse = inverse.reshape(tokens, k)
     live = inverse < start[experts]
     y = _combine(out, inverse, live, gates.astype(x.dtype))
@@ -123,20 +128,40 @@ def _forward(x, gates, expert_index, w_in, w_out, block, experts=None, first=0):
 
 def _backward(block, residuals, g):
     x, gates, w_in, w_out, order, inverse, start, hidden, live = residuals
-    k = gates.shape[1]
     block = block or block_rows(gates.size, w_in.shape[0])
-    token = order // k
-    used = jnp.arange(order.shape[0]) < start[-1]
-    gate = jnp.where(used, gates.reshape(-1)[order], 0).astype(x.dtype)[:, None]
-    rows, g_rows = x[token], g[token]
-    act, act_vjp = jax.vjp(swiglu, hidden)
-    dact = _dot(g_rows, w_out.swapaxes(1, 2), start, block)
-    dgate = (act * dact).sum(1)
-    dhidden = act_vjp(dact * gate)[0]
-    drows = _dot(dhidden, w_in.swapaxes(1, 2), start, block)
+    token, gate_of = order // gates.shape[1], gates.reshape(-1)[order].astype(x.dtype)
+    lane, wide = jnp.arange(block), jnp.promote_types(x.dtype, jnp.float32)
+
+    def expert(e, carry, over):
+        into, out_of = _matrix(w_in, e), _matrix(w_out, e)
+
+        def visit(row, last, carry):
+            drows, dgates, dinto, dout_of = carry
+            rows = _rows(token, row, block)
+            own = (row + lane < last)[:, None]  # the others are the next expert's
+            gate = jnp.where(own, _rows(gate_of, row, block)[:, None], 0)
+            act, act_vjp = jax.vjp(swiglu, _rows(hidden, row, block))
+            dact = _dot_t(g[rows], out_of)
+            dhidden = act_vjp(dact * gate)[0]
+            dinto += jnp.matmul(x[rows].T, dhidden, preferred_element_type=wide)
+            dout_of += jnp.matmul((act * gate).T, g[rows], preferred_element_type=wide)
+            return _put(drows, _dot_t(dhidden, into), row), _put(dgates, (act * dact).sum(1), row), dinto, dout_of
+
+        drows, dgates, dw_in, dw_out = carry
+        zeros = (jnp.zeros(into.shape, wide), jnp.zeros(out_of.shape, wide))
+        drows, dgates, dinto, dout_of = over(visit, (drows, dgates, *zeros))
+        return drows, dgates, _put(dw_in, dinto[None], e), _put(dw_out, dout_of[None], e)
+
+    pairs = order.shape[0]
+    init = (
+        jnp.zeros((pairs, x.shape[1]), x.dtype),
+        jnp.zeros(pairs, x.dtype),
+        jnp.zeros_like(w_in),
+        jnp.zeros_like(w_out),
+    )
+    drows, dgates, dw_in, dw_out = _visit(start, block, expert, init)
     dx = _combine(drows, inverse, live, jnp.ones_like(live, x.dtype))
-    dgate = jnp.where(live, dgate[inverse], 0).astype(gates.dtype)
-    return dx, dgate, None, _outer(rows, dhidden, start, block), _outer(act * gate, g_rows, start, block)
+    return dx, jnp.where(live, dgates[inverse], 0).astype(gates.dtype), None, dw_in, dw_out
 
 
 block_moe.defvjp(_forward, _backward)
