@@ -85,7 +85,7 @@ class ElasticSamplingConfig:
 
     Attributes:
       full_depth, full_width, full_top_k: Probability of the full setting of each axis, drawn independently.
-      min_layers, min_experts, min_top_k: Lower ends of the reduced settings.
+      min_layers, min_experts, min_top_k: Lower ends of the reduced settings; min_experts 0 = the model's top_k.
       max_layers, max_experts, max_top_k: Upper ends; 0 = one less than the full setting.
       granularity: "microbatch" draws one submodel per accumulation step: skipped layers cost nothing, and full and
         reduced models meet in one update where there are several. "row" gives every packed row its own: more of them
@@ -98,7 +98,7 @@ class ElasticSamplingConfig:
     full_width: float = 1.0
     full_top_k: float = 1.0
     min_layers: int = 1
-    min_experts: int = 1
+    min_experts: int = 0
     min_top_k: int = 1
     max_layers: int = 0
     max_experts: int = 0
@@ -112,7 +112,8 @@ class ElasticSamplingConfig:
             require(0 <= getattr(self, key) <= 1, key, getattr(self, key), "0 ... 1")
         for axis in ("layers", "experts", "top_k"):
             low, high = getattr(self, f"min_{axis}"), getattr(self, f"max_{axis}")
-            require(low >= 1, f"min_{axis}", low, ">= 1")
+            floor = 0 if axis == "experts" else 1
+            require(low >= floor, f"min_{axis}", low, f">= {floor}")
             require(high == 0 or high >= low, f"max_{axis}", high, f"0 or >= min_{axis} = {low}")
 
 

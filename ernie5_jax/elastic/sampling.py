@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ernie5_jax.config import ElasticSamplingConfig, ModelConfig
+from ernie5_jax.config import ConfigError, ElasticSamplingConfig, ModelConfig
 from ernie5_jax.elastic.choice import keep_layers, largest
 from ernie5_jax.model.elastic_mask import ElasticMask, fixed_layers
 
@@ -16,7 +16,8 @@ def sample_mask(rng: np.random.Generator, model: ModelConfig, config: ElasticSam
 
     Depth, width and sparsity are drawn independently. With probability 1 - full_* an axis is reduced:
       depth: n ~ U{min_layers ... max_layers} layers, the first and the codec layers always among them;
-      width: m ~ U{min_experts ... max_experts} experts, the same m in all layers;
+      width: m ~ U{min_experts ... max_experts} experts, the same m in all layers, at least top_k where min_experts
+        is 0, so that no reduced width lowers k;
       sparsity: k ~ U{min_top_k ... max_top_k}; never more than m.
 
     Args:
@@ -26,12 +27,16 @@ def sample_mask(rng: np.random.Generator, model: ModelConfig, config: ElasticSam
 
     Returns:
       The mask, numpy: on the host, because generators of random numbers take long to compile.
+
+    Raises:
+      ConfigError: A range that holds no size of this model.
     """
     layers, experts = model.num_layers, model.router.num_experts
-    least = max(config.min_layers, int(fixed_layers(model).sum()))
-    depth = _size(rng, config.full_depth, least, config.max_layers, layers)
-    width = _size(rng, config.full_width, config.min_experts, config.max_experts, experts)
-    top_k = _size(rng, config.full_top_k, config.min_top_k, config.max_top_k, model.router.top_k)
+    least_layers = max(config.min_layers, int(fixed_layers(model).sum()))
+    least_experts = config.min_experts or model.router.top_k
+    depth = _size(rng, "layers", config.full_depth, least_layers, config.max_layers, layers)
+    width = _size(rng, "experts", config.full_width, least_experts, config.max_experts, experts)
+    top_k = _size(rng, "top_k", config.full_top_k, config.min_top_k, config.max_top_k, model.router.top_k)
     # Drawn whether needed or not: the choice of one axis moves no draw of another.
     layer_lottery, expert_lottery = rng.random(layers), rng.random((layers, experts))
     if config.expert_choice == "nested":
@@ -71,11 +76,14 @@ def step_masks(
     return ElasticMask(layers=stacked("layers"), experts=stacked("experts"), top_k=stacked("top_k"))
 
 
-def _size(rng: np.random.Generator, full_probability: float, least: int, most: int, full: int) -> int:
-    """`full` with the given probability, else uniform in {least ... most}; `full` where that is empty.
-
-    `most` = 0 means `full` - 1.
-    """
+def _size(rng: np.random.Generator, axis: str, full_probability: float, least: int, most: int, full: int) -> int:
+    """`full` with the given probability, else uniform in {least ... most}; `most` = 0 means `full` - 1, or `full` where
+    nothing smaller is possible."""
+    if most and full_probability < 1 and least > most:
+        raise ConfigError(
+            f"config key 'elastic.max_{axis}': found {most}, allowed: 0 or at least {least} for this model (fixed "
+            f"layers stay, experts are at least top_k), or elastic.full_* = 1"
+        )
     most = min(most or full - 1, full - 1)
     keep = rng.random() < full_probability
     reduced = int(rng.integers(min(least, most), most + 1)) if full > 1 else full

@@ -65,7 +65,7 @@ def analyze(use: dict[str, np.ndarray], layer_experts: Sequence[int], fraction: 
     Args:
       use: Shares [L_routed, E] by task.
       layer_experts: Experts of every routed layer, see `ModelConfig`.
-      fraction: Share of the E experts that count as most used.
+      fraction: Share of a layer's experts that count as most used.
 
     Returns:
       `use` itself; `normalized_entropy` and `max_violation`, lists over layers by task; `iou`, for every two tasks a
@@ -77,7 +77,7 @@ def analyze(use: dict[str, np.ndarray], layer_experts: Sequence[int], fraction: 
     if min(layer_experts) < 2:
         raise EvaluationError("routing: found a layer with a single expert, allowed: at least two in every layer")
     experts = np.array(layer_experts)
-    pairs = pairwise_expert_iou(use, fraction)
+    pairs = pairwise_expert_iou(use, fraction, experts)
     return {
         "use": {task: shares.tolist() for task, shares in use.items()},
         "normalized_entropy": {task: normalized_entropy(shares, experts).tolist() for task, shares in use.items()},

@@ -17,7 +17,8 @@ class AudioTrace(NamedTuple):
 
     Attributes:
       codes: int32 [B, n, Q]; frames from `count` on are EOA (`bins`).
-      log_probs: float32 [B, n, Q] under the model's own distribution; the EOA frame counts at level 1 only.
+      log_probs: float32 [B, n, Q] under the model's own distribution, the softmax over all classes; the EOA frame
+        counts at level 1 only.
       count: int32 [B], frames before EOA.
       logits: [B, n, Q, bins + 1] of the conditional rows.
     """
@@ -32,17 +33,19 @@ class _FrameSampler:
     """Chooses the codes of one frame level by level.
 
     Level 1 decides when to stop: if it emits `bins` all further levels do; `bins` from a later level alone is masked
-    out (decisions section 1).
+    out (decisions section 1). Slots behind the first are those of frames in the prompt, whose codes are `given`.
     """
 
-    def __init__(self, keys: jax.Array, row: jax.Array, params: SamplingParams, guided: bool):
-        self.keys, self.row, self.params, self.guided = keys, row, params, guided
+    def __init__(
+        self, keys: jax.Array, row: jax.Array, params: SamplingParams, guided: bool, given: jax.Array | None = None
+    ):
+        self.keys, self.row, self.params, self.guided, self.given = keys, row, params, guided, given
         self.ended: jax.Array | None = None
         self.log_probs: list[jax.Array] = []
 
     def __call__(self, level: int, logits: jax.Array) -> jax.Array:
         bins = logits.shape[-1] - 1
-        logits = logits[:, 0]
+        own = logits = logits[:, 0]
         if level:
             logits = logits.at[:, bins].set(-jnp.inf)
         guided = guide(logits, self.params, self.guided)
@@ -51,11 +54,12 @@ class _FrameSampler:
         code = sample(position_keys(self.keys, self.row, level), guided, self.params)
         if self.ended is None:
             self.ended = code == bins
-        own = jax.nn.log_softmax(logits[: code.shape[0]])
-        log_prob = jnp.take_along_axis(own, code[:, None], axis=-1)[:, 0]
+        log_probs = jax.nn.log_softmax(own[: code.shape[0]])
+        log_prob = jnp.take_along_axis(log_probs, code[:, None], axis=-1)[:, 0]
         self.log_probs.append(jnp.where(self.ended, 0, log_prob) if level else log_prob)
         code = jnp.where(self.ended, bins, code)
-        return for_both(code, self.guided)[:, None]
+        code = for_both(code, self.guided)
+        return code[:, None] if self.given is None else self.given[..., level].at[:, 0].set(code)
 
 
 def generate_audio(
@@ -75,7 +79,7 @@ def generate_audio(
 
     Args:
       cursor: Empty cache; `row` and `index` are those after the prompt.
-      prompt: The prompt's batch and rows with one audio target at BOA; its forward chooses the first frame.
+      prompt: The prompt's batch and rows with audio slot 0 at BOA; its forward chooses the first frame.
       keys: [B] random keys (conditional rows only).
       levels, bins: Q and codes per level.
       max_frames: Longest span.
@@ -85,7 +89,8 @@ def generate_audio(
     size = total // 2 if guided else total
 
     def forward(cursor, batch, rows, trace, t, done):
-        sampler = _FrameSampler(keys, cursor.row[:size] - 1, params, guided)
+        given = batch.targets["audio"].values.get("codes")
+        sampler = _FrameSampler(keys, cursor.row[:size] - 1, params, guided, given)
         output, cache = advance(apply, weights, cursor, batch, rows, choose_code=sampler)
         codes = output.audio_codes[:, 0]
         frame_done = done | (codes[:size, 0] == bins)

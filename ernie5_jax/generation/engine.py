@@ -58,8 +58,9 @@ class Result:
       text: str. image: uint8 [H, W, 3]. video: uint8 [T, H, W, 3]. audio: float32 [samples].
       sample_rate: Hz of `audio`.
       tokens: What was drawn: int32 [n] text ids, int8 [t, P, C] bits, or int32 [n, Q] codes.
-      log_probs: Log-probability of each action under the model's own distribution (temperature 1, no guidance, no
-        filter): [n], [t, P] or [n, Q]; the stop (EOS, EOA) is the last one of text and audio when it was drawn.
+      log_probs: Log-probability of each action under the model's own distribution, the softmax that training
+        minimises (temperature 1, no guidance, no filter, nothing masked out): [n], [t, P] or [n, Q]; the stop
+        (EOS, EOA) is the last one of text and audio when it was drawn.
     """
 
     tokens: np.ndarray

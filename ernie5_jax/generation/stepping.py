@@ -87,10 +87,12 @@ def slots(size: int, count: int, values: dict[str, jax.Array] | None = None) -> 
 def prompt_batch(prompts: list[Prompt], length: int, head: str) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray]:
     """Pads prompts of unequal length to one batch.
 
+    Generated audio among the spans keeps its targets, whose codes are fed back between the codec layers as in training.
+
     Args:
       prompts: Prefixes from `layout_prompt`.
       length: Padded length.
-      head: Kind of the target read at each prompt's last position: text, visual or audio.
+      head: Kind of the target read at each prompt's last position: text, visual or audio; its slot is number 0.
 
     Returns:
       Batch (numpy), rows int32 [B, length] (a huge number at padding, which no cache holds), lengths int32 [B],
@@ -107,14 +109,17 @@ def prompt_batch(prompts: list[Prompt], length: int, head: str) -> tuple[Batch, 
         n = prompt.row.length
         token[i, :n], position[i, :n], bounds[i, :n] = prompt.row.token, prompt.row.position, prompt.row.bounds
         segment[i, :n], rows[i, :n] = 1, np.arange(n)
-    last = Slots((lengths - 1)[:, None], {}, np.ones((size, 1), np.float32))
+    targets = {head: Slots((lengths - 1)[:, None], {}, np.ones((size, 1), np.float32))}
+    given = _merge([prompt.row.targets.get("audio") for prompt in prompts], length)
+    if given is not None:
+        targets["audio"] = _joined(targets["audio"], given) if head == "audio" else given
     batch = Batch(
         token=token,
         position=position,
         bounds=bounds,
         segment=segment,
         inputs=_merge_inputs(prompts, length),
-        targets={head: last},
+        targets=targets,
         mtp_token=np.zeros((size, 0, length), np.int32),
         denominators={},
     )
@@ -122,22 +127,35 @@ def prompt_batch(prompts: list[Prompt], length: int, head: str) -> tuple[Batch, 
 
 
 def _merge_inputs(prompts: list[Prompt], length: int) -> dict[str, Slots]:
-    merged = {}
-    for name in sorted({name for prompt in prompts for name in prompt.row.inputs}):
-        parts = [prompt.row.inputs.get(name) for prompt in prompts]
-        example = next(part for part in parts if part is not None)
-        # A fixed capacity: other prompts of the same padded length reuse the compiled program.
-        index = np.full((len(prompts), length), length, np.int32)
-        weight = np.zeros((len(prompts), length), np.float32)
-        values = {k: np.zeros((len(prompts), length, *v.shape[1:]), v.dtype) for k, v in example.values.items()}
-        for i, part in enumerate(parts):
-            if part is not None:
-                n = len(part.index)
-                index[i, :n], weight[i, :n] = part.index, part.weight
-                for key, value in part.values.items():
-                    values[key][i, :n] = value
-        merged[name] = Slots(index, values, weight)
-    return merged
+    names = sorted({name for prompt in prompts for name in prompt.row.inputs})
+    merged = {name: _merge([prompt.row.inputs.get(name) for prompt in prompts], length) for name in names}
+    return {name: found for name, found in merged.items() if found is not None}
+
+
+def _merge(parts: list[Slots | None], length: int) -> Slots | None:
+    """Slots of one kind of several rows as those of a batch; None where no row has any."""
+    example = next((part for part in parts if part is not None), None)
+    if example is None:
+        return None
+    # A fixed capacity: other prompts of the same padded length reuse the compiled program.
+    index = np.full((len(parts), length), length, np.int32)
+    weight = np.zeros((len(parts), length), np.float32)
+    values = {k: np.zeros((len(parts), length, *v.shape[1:]), v.dtype) for k, v in example.values.items()}
+    for i, part in enumerate(parts):
+        if part is not None:
+            n = len(part.index)
+            index[i, :n], weight[i, :n] = part.index, part.weight.reshape(n, -1)[:, 0]
+            for key, value in part.values.items():
+                values[key][i, :n] = value
+    return Slots(index, values, weight)
+
+
+def _joined(last: Slots, given: Slots) -> Slots:
+    """`given` after the slot to be read, whose values are not known yet."""
+    size = len(last.index)
+    values = {k: np.concatenate([np.zeros((size, 1, *v.shape[2:]), v.dtype), v], 1) for k, v in given.values.items()}
+    index, weight = (np.concatenate(pair, 1) for pair in ((last.index, given.index), (last.weight, given.weight)))
+    return Slots(index, values, weight)
 
 
 def advance(

@@ -18,7 +18,7 @@ class TextTrace(NamedTuple):
 
     Attributes:
       token: int32 [B, n], EOS and after it PAD-like repeats of EOS.
-      log_probs: float32 [B, n] under the model's own distribution, 0 after EOS.
+      log_probs: float32 [B, n] under the model's own distribution, the softmax over all tokens; 0 after EOS.
       count: int32 [B], tokens before EOS.
       logits: [B, n, V] the distribution each token was drawn from.
     """
@@ -60,7 +60,7 @@ def generate_text(
         allowed = answer_logits(logits)
         chosen = sample(position_keys(keys, cursor.row), allowed, params)
         chosen = jnp.where(done, EOS, chosen)
-        log_prob = jnp.take_along_axis(jax.nn.log_softmax(allowed), chosen[:, None], axis=-1)[:, 0]
+        log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], axis=-1)[:, 0]
         trace = TextTrace(
             token=trace.token.at[:, t].set(chosen),
             log_probs=trace.log_probs.at[:, t].set(jnp.where(done, 0, log_prob)),

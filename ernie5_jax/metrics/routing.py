@@ -42,39 +42,43 @@ def max_violation(counts: np.ndarray, experts: np.ndarray | None = None) -> np.n
     return _share(counts).max(axis=-1) * (counts.shape[-1] if experts is None else experts) - 1
 
 
-def top_experts(counts: np.ndarray, fraction: float = 0.25) -> np.ndarray:
-    """bool [..., E]: the most used `fraction` of experts (at least one); of equally used ones the lower index."""
+def top_experts(counts: np.ndarray, fraction: float = 0.25, experts: np.ndarray | None = None) -> np.ndarray:
+    """bool [..., E]: the most used `fraction` of experts, halves rounded up, at least one, none that is never used; of
+    equally used ones the lower index. `experts` as in `normalized_entropy`."""
     counts = _checked(counts)
     if not 0 < fraction <= 1:
         raise ValueError(f"argument 'fraction': found {fraction!r}, allowed: 0 < fraction <= 1")
-    num = max(1, round(fraction * counts.shape[-1]))
-    order = np.argsort(-counts, axis=-1, kind="stable")
-    chosen = np.zeros(counts.shape, bool)
-    np.put_along_axis(chosen, order[..., :num], True, axis=-1)
-    return chosen
+    present = np.asarray(counts.shape[-1] if experts is None else experts)
+    num = np.maximum(1, np.floor(fraction * present + 0.5))
+    rank = np.argsort(np.argsort(-counts, axis=-1, kind="stable"), axis=-1)
+    return (rank < num[..., None]) & (counts > 0)
 
 
-def expert_iou(first: np.ndarray, second: np.ndarray, fraction: float = 0.25) -> np.ndarray:
+def expert_iou(
+    first: np.ndarray, second: np.ndarray, fraction: float = 0.25, experts: np.ndarray | None = None
+) -> np.ndarray:
     """Intersection over union of the `top_experts` of two loads.
 
     Args:
       first: [..., E] tokens per expert, e.g. of one modality.
       second: [..., E].
       fraction: Share of experts that count as top.
+      experts: As in `normalized_entropy`.
 
     Returns:
       float64 [...] in 0 ... 1; NaN where one of the two routed no token.
     """
-    a, b = top_experts(first, fraction), top_experts(second, fraction)
-    iou = np.sum(a & b, axis=-1) / np.sum(a | b, axis=-1)
-    routed = (np.sum(first, axis=-1) > 0) & (np.sum(second, axis=-1) > 0)
-    return np.where(routed, iou, np.nan)
+    a, b = (top_experts(counts, fraction, experts) for counts in (first, second))
+    routed = a.any(-1) & b.any(-1)
+    return np.where(routed, np.sum(a & b, axis=-1) / np.maximum(np.sum(a | b, axis=-1), 1), np.nan)
 
 
-def pairwise_expert_iou(counts: Mapping[str, np.ndarray], fraction: float = 0.25) -> dict[tuple[str, str], np.ndarray]:
+def pairwise_expert_iou(
+    counts: Mapping[str, np.ndarray], fraction: float = 0.25, experts: np.ndarray | None = None
+) -> dict[tuple[str, str], np.ndarray]:
     """`expert_iou` of every two of the named loads [..., E], in the order of `counts`."""
     pairs = itertools.combinations(counts, 2)
-    return {(a, b): expert_iou(counts[a], counts[b], fraction) for a, b in pairs}
+    return {(a, b): expert_iou(counts[a], counts[b], fraction, experts) for a, b in pairs}
 
 
 def _checked(counts: np.ndarray) -> np.ndarray:

@@ -23,7 +23,8 @@ class QuantizerOutput:
     Attributes:
       quantized: Straight-through codes, same shape as the input.
       bits: int8, list per scale for `residual_bsq`.
-      commit: [], mean squared distance between directions and codes (mean over scales).
+      commit: []; `bsq`: mean squared distance between directions and codes, over all components. `residual_bsq`:
+        squared distance between a latent and the sum of its codes, mean over cells.
       sample_entropy: [], nats per token, mean over tokens of the summed bit entropies (mean over scales).
       batch_entropy: [K], entropy of the mean probabilities of each scale, nats; C ln 2 when all bits are balanced.
     """

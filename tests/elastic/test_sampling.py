@@ -94,6 +94,16 @@ class LimitsTest(parameterized.TestCase):
         found = masks.top_k if axis == "top_k" else getattr(masks, axis).sum(-1)
         self.assertEqual(set(np.unique(found)), set(range(low, high + 1)))
 
+    def test_reduced_width_leaves_top_k_alone(self):
+        """Components 1.11: |experts| >= k, so the default k keeps its own probability."""
+        masks = draws(config=ElasticSamplingConfig(full_width=0.0, full_top_k=0.8))
+        self.assertEqual(masks.experts[:, 0].sum(-1).min(), MODEL.router.top_k)
+        self.assertAlmostEqual((masks.top_k[:, 0, 0] == MODEL.router.top_k).mean(), 0.8, delta=0.032)
+
+    def test_a_range_that_fixed_layers_empty_is_refused(self):
+        with self.assertRaisesRegex(ConfigError, "elastic.max_layers': found 2, allowed: 0 or at least 3"):
+            draws(config=ElasticSamplingConfig(full_depth=0.5, max_layers=2), count=1)
+
     def test_nested_experts_are_the_first(self):
         masks = draws(config=ElasticSamplingConfig(full_width=0, expert_choice="nested"), count=50)
         width = masks.experts.sum(-1, keepdims=True)

@@ -175,7 +175,7 @@ class CodecFramesTest(parameterized.TestCase):
                 codes = np.asarray(trace.codes[i, t])
                 expected = np.zeros(LEVELS)
                 for level in range(LEVELS if t < n else int(t == n)):
-                    values = logits[i, t, level, : BINS + (level == 0)]
+                    values = logits[i, t, level]
                     expected[level] = values[codes[level]] - np.log(np.exp(values).sum())
                 np.testing.assert_allclose(trace.log_probs[i, t], expected, atol=1e-5)
             ended += n < 6

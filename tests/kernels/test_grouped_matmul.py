@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ernie5_jax.kernels.grouped_matmul import dense_moe, moe_ffn, stacked_moe_ffn
@@ -52,6 +53,31 @@ class MoeFfnTest(parameterized.TestCase):
         scale = 1 + max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(results["dense"]))
         for name in ("blocks", "ragged", None):
             chex.assert_trees_all_close(results[name], results["dense"], atol=2e-6 * scale, rtol=1e-5)
+
+    @pytest.mark.slow
+    def test_two_hundred_random_cases(self):
+        """25 shapes, 8 routings and shares of dropped ranks each; gradients of every argument."""
+        rng = np.random.default_rng(17)
+        for shape in range(25):
+            experts = int(rng.integers(1, 20))
+            k = int(rng.integers(1, min(experts, 5) + 1))
+            sizes = (*(int(n) for n in rng.integers((1, 1, 1), (150, 20, 20))), experts, k)
+
+            def both(name, x, gates, index, w_in, w_out, target):
+                def loss(x, gates, w_in, w_out):
+                    y = moe_ffn(x, gates, index, w_in, w_out, implementation=name)
+                    return jnp.sum(y * target), y
+
+                return jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(x, gates, w_in, w_out)
+
+            programs = {name: jax.jit(functools.partial(both, name)) for name in ("dense", "blocks", "ragged")}
+            for number in range(8):
+                case = _case(1000 * shape + number, *sizes, drop=float(rng.choice([0.0, 0.3, 0.9])))
+                target = jnp.asarray(rng.normal(size=case[0].shape), jnp.float32)
+                found = {name: program(*case, target) for name, program in programs.items()}
+                scale = 1 + max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found["dense"]))
+                for name in ("blocks", "ragged"):
+                    chex.assert_trees_all_close(found[name], found["dense"], atol=2e-6 * scale, rtol=1e-5)
 
     @parameterized.parameters(1, 7, 8, 64)
     def test_the_size_of_a_block_changes_nothing(self, block):

@@ -40,6 +40,17 @@ class RoutingTest(parameterized.TestCase):
         np.testing.assert_array_equal(metrics.top_experts(np.array([1, 2, 2, 2]), 0.5), [False, True, True, False])
         np.testing.assert_array_equal(metrics.top_experts(np.array([1, 2])), [False, True])
 
+    def test_a_quarter_of_ten_is_three_and_of_fourteen_four(self):
+        for experts, top in ((4, 1), (10, 3), (14, 4), (32, 8)):
+            self.assertEqual(metrics.top_experts(np.arange(1, experts + 1)).sum(), top)
+
+    def test_layers_with_fewer_experts_and_unused_ones(self):
+        padded = [np.pad(np.array(counts), (0, 12)) for counts in ([4, 3, 2, 1], [1, 2, 3, 4])]
+        self.assertEqual(metrics.expert_iou(*padded, experts=np.array(4)), 0)
+        one, other = np.eye(32)[:2]
+        self.assertEqual(metrics.expert_iou(one, other), 0)
+        self.assertEqual(metrics.expert_iou(one, one), 1)
+
     def test_bad_arguments(self):
         with self.assertRaisesRegex(ValueError, r"'counts': found shape \(3, 1\)"):
             metrics.normalized_entropy(np.ones((3, 1)))
