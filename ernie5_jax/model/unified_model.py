@@ -48,11 +48,11 @@ class ModelOutput:
     cache: KVCache | None
 
     @property
-    def text_logits(self) -> jax.Array | None:
+    def text_logits(self) -> Any:
         return None if self.text is None else self.text.logits
 
     @property
-    def mtp_logits(self) -> jax.Array | None:
+    def mtp_logits(self) -> Any:
         return None if self.mtp is None else self.mtp.logits
 
 

@@ -25,7 +25,7 @@ def bit_cross_entropy(logits: jax.Array, bits: jax.Array) -> jax.Array:
 def loss_sums(output: ModelOutput, batch: Batch) -> dict[str, jax.Array]:
     """Weighted sums of the losses of one micro-batch: text, image, video, audio, mtp, z. Absent kinds give 0."""
     zero = jnp.zeros((), jnp.float32)
-    sums = dict.fromkeys((*MODALITIES, "mtp"), zero)
+    sums: dict[str, jax.Array] = dict.fromkeys((*MODALITIES, "mtp"), zero)
     targets = batch.targets
     for name, readout in (("text", output.text), ("mtp", output.mtp)):
         if readout is not None:

@@ -12,7 +12,8 @@ def learning_rate(step: jax.Array | int, config: OptimizerConfig, steps: int) ->
     """Rate of optimiser step number `step` (from 0), float32.
 
     Both schedules warm up linearly, peak * (step + 1) / warmup_steps. "wsd" then stays at the peak and falls linearly
-    over the last `decay_fraction * steps` steps (those of them that are no warm-up); "cosine" falls along half a cosine. The last step has the end rate.
+    over the last `decay_fraction * steps` steps, as far as they are no warm-up; "cosine" falls along half a cosine. The
+    last step has the end rate.
     """
     peak, end = config.learning_rate, config.end_learning_rate
     warmup = min(config.warmup_steps, steps)

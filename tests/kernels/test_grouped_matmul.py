@@ -61,7 +61,7 @@ class MoeFfnTest(parameterized.TestCase):
         for shape in range(25):
             experts = int(rng.integers(1, 20))
             k = int(rng.integers(1, min(experts, 5) + 1))
-            sizes = (*(int(n) for n in rng.integers((1, 1, 1), (150, 20, 20))), experts, k)
+            tokens, width, hidden = (int(n) for n in rng.integers((1, 1, 1), (150, 20, 20)))
 
             def both(name, x, gates, index, w_in, w_out, target):
                 def loss(x, gates, w_in, w_out):
@@ -72,7 +72,7 @@ class MoeFfnTest(parameterized.TestCase):
 
             programs = {name: jax.jit(functools.partial(both, name)) for name in ("dense", "blocks", "ragged")}
             for number in range(8):
-                case = _case(1000 * shape + number, *sizes, drop=float(rng.choice([0.0, 0.3, 0.9])))
+                case = _case(1000 * shape + number, tokens, width, hidden, experts, k, rng.choice([0.0, 0.3, 0.9]))
                 target = jnp.asarray(rng.normal(size=case[0].shape), jnp.float32)
                 found = {name: program(*case, target) for name, program in programs.items()}
                 scale = 1 + max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found["dense"]))

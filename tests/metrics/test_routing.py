@@ -46,7 +46,7 @@ class RoutingTest(parameterized.TestCase):
 
     def test_layers_with_fewer_experts_and_unused_ones(self):
         padded = [np.pad(np.array(counts), (0, 12)) for counts in ([4, 3, 2, 1], [1, 2, 3, 4])]
-        self.assertEqual(metrics.expert_iou(*padded, experts=np.array(4)), 0)
+        self.assertEqual(metrics.expert_iou(padded[0], padded[1], experts=np.array(4)), 0)
         one, other = np.eye(32)[:2]
         self.assertEqual(metrics.expert_iou(one, other), 0)
         self.assertEqual(metrics.expert_iou(one, one), 1)

@@ -76,6 +76,11 @@ class ScheduleTest(parameterized.TestCase):
         np.testing.assert_allclose(rates[:5], [0.25, 0.5, 0.75, 1, 1], rtol=1e-6)
         self.assertEqual(rates[-1], 1)
 
+    def test_wsd_where_warm_up_and_decay_would_overlap(self):
+        rates = self.rates(schedule="wsd", decay_fraction=1.0)
+        np.testing.assert_allclose(rates[:4], [0.25, 0.5, 0.75, 1], rtol=1e-6)
+        np.testing.assert_allclose(rates[3:20], 1 - 0.9 / 16 * np.arange(17), rtol=1e-5)
+
     def test_cosine(self):
         rates = self.rates(schedule="cosine")
         np.testing.assert_allclose(rates[:4], [0.25, 0.5, 0.75, 1], rtol=1e-6)
