@@ -26,7 +26,7 @@ def linear_cross_entropy(
     Returns:
       [].
     """
-    return _summed(hidden, labels, weight, kernel, chunk)  # pyright: ignore[reportCallIssue]
+    return _summed(hidden, labels, weight, kernel, chunk)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -34,7 +34,8 @@ def _summed(hidden, labels, weight, kernel, chunk):
     kept, kernel, rows = _chunks(hidden, labels, weight, kernel, chunk)
 
     def step(total, row):
-        return total + _loss(*row, kernel)[0], None
+        x, label, w = row
+        return total + _loss(x, label, w, kernel)[0], None
 
     return lax.scan(step, jnp.zeros((), _wide(kept)), rows)[0]
 
