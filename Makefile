@@ -25,7 +25,7 @@ test: $(VENV)/.installed-dev ## Run the tests (ARGS="tests/text -k bpe" for some
 
 test-slow: $(VENV)/.installed-dev $(TPU_COMPILER)/.tried ## Run the slow tests: kills, notebooks, TPU compiles
 	PYTHONPATH="$(abspath $(TPU_COMPILER))$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -q -m slow \
-	  -n $(WORKERS) --dist loadfile $(ARGS)
+	  -n $(WORKERS) --dist loadscope $(ARGS)
 
 kill-test: $(VENV)/.installed-dev ## Kill a run 20 times; it must end as if nothing had happened
 	$(BIN)/python -m experiments.kill_test --kills=20 $(ARGS)

@@ -95,8 +95,7 @@ def write_manifest(folder: Path) -> None:
     (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.slow
-class ScriptsTest(absltest.TestCase):
+class _Scripts(absltest.TestCase):
     def setUp(self):
         super().setUp()
         folder = tempfile.TemporaryDirectory()
@@ -121,6 +120,11 @@ class ScriptsTest(absltest.TestCase):
         self.assertEqual(result.returncode, 0, f"{script} {arguments}: {result.stderr[-2000:]}")
         return result.stdout
 
+
+@pytest.mark.slow
+class ChainTest(_Scripts):
+    """Scripts that work on what another one made."""
+
     def test_all(self):
         with self.subTest("prepare_data"):
             self.check_data()
@@ -138,12 +142,6 @@ class ScriptsTest(absltest.TestCase):
             self.check_exchanged_tokenizer()
         with self.subTest("given tokenizers"):
             self.check_given_tokenizers()
-        with self.subTest("quickstart and report"):
-            self.check_quickstart()
-        with self.subTest("ablation"):
-            self.check_ablation()
-        with self.subTest("benchmark"):
-            self.check_benchmark()
 
     def check_data(self):
         arguments = ("--config=mine.py", "--manifest=manifest.jsonl", "--out=prepared")
@@ -187,35 +185,6 @@ class ScriptsTest(absltest.TestCase):
         result = self.call(*arguments[:-1], "--workdir=other", "--config.audio.code_dim=12")
         self.assertRegex(result.stderr, r"^error: config key 'audio.code_dim': found 12, allowed: 8 as in data.tokeni")
         self.assertEqual(result.returncode, 1)
-
-    def check_ablation(self):
-        (self.folder / "ablation.py").write_text(ABLATION)
-        text = "".join(chr(97 + i * i % 26) + " " * (i % 5 == 0) for i in range(4000))
-        lines = [{"spans": [{"text": text}], "meta": {"split_text": True, "split": s}} for s in ("train", "test")]
-        (self.folder / "prose.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        arguments = ("ablation", "--config=ablation.py", "--workdir=arms", "--seeds=1", "--documents=8")
-        self.run_script(*arguments)
-        content = json.loads((self.folder / "arms" / "ablation.json").read_text())
-        self.assertSameElements(
-            content["losses"], [f"{arm}_0" for arm in ("static", "all", "depth", "width", "sparsity")]
-        )
-        for losses in content["losses"].values():
-            self.assertSameElements(losses, ["full", "depth", "width", "k4", "k2", "k1"])
-            self.assertTrue(all(len(values) == 8 and min(values) > 0 for values in losses.values()))
-        for line in content["table"]:
-            self.assertBetween(line["value"], *line["interval"])
-        before = (self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns
-        self.run_script(*arguments)  # all arms are there
-        self.assertEqual((self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns, before)
-
-    def check_benchmark(self):
-        out = self.run_script("benchmark", "--suite=moe_smoke", "--rounds=1")
-        numbers = json.loads(out.splitlines()[-1])
-        self.assertEqual(numbers.pop("suite"), "moe_smoke")
-        self.assertSameElements(numbers, ["matmul_gflops", "tokens_per_second", "roof_fraction"])
-        self.assertGreater(min(numbers.values()), 0)
-        result = self.call("benchmark", "--suite=moe_smoke", "--peer=transformers", "--peer_python=nowhere")
-        self.assertRegex(result.stderr, "^error: --peer_python: found no file 'nowhere'")
 
     def check_generation(self):
         arguments = ("--checkpoint=run", "--seed=1")
@@ -282,7 +251,12 @@ class ScriptsTest(absltest.TestCase):
         self.assertRegex(result.stderr, r"^error: checkpoint '[^\n]*another text tokenizer[^\n]*allowed: [^\n]*\n$")
         self.assertFalse((self.folder / "never.txt").exists())
 
-    def check_quickstart(self):
+
+@pytest.mark.slow
+class AloneTest(_Scripts):
+    """Scripts that start from nothing."""
+
+    def test_quickstart(self):
         self.run_script("quickstart", "--config=small.py", "--workdir=quick")
         summary = json.loads((self.folder / "quick" / "summary.json").read_text())
         for name in ("image_caption_accuracy", "speech_generation_accuracy", "video_direction_accuracy"):
@@ -291,6 +265,35 @@ class ScriptsTest(absltest.TestCase):
         self.assertIn("<html", page)
         self.run_script("report", "--workdir=quick", "--out=page.html", "--title=Another")
         self.assertIn("Another", (self.folder / "page.html").read_text())
+
+    def test_ablation(self):
+        (self.folder / "ablation.py").write_text(ABLATION)
+        text = "".join(chr(97 + i * i % 26) + " " * (i % 5 == 0) for i in range(4000))
+        lines = [{"spans": [{"text": text}], "meta": {"split_text": True, "split": s}} for s in ("train", "test")]
+        (self.folder / "prose.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        arguments = ("ablation", "--config=ablation.py", "--workdir=arms", "--seeds=1", "--documents=8")
+        self.run_script(*arguments)
+        content = json.loads((self.folder / "arms" / "ablation.json").read_text())
+        self.assertSameElements(
+            content["losses"], [f"{arm}_0" for arm in ("static", "all", "depth", "width", "sparsity")]
+        )
+        for losses in content["losses"].values():
+            self.assertSameElements(losses, ["full", "depth", "width", "k4", "k2", "k1"])
+            self.assertTrue(all(len(values) == 8 and min(values) > 0 for values in losses.values()))
+        for line in content["table"]:
+            self.assertBetween(line["value"], *line["interval"])
+        before = (self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns
+        self.run_script(*arguments)  # all arms are there
+        self.assertEqual((self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns, before)
+
+    def test_benchmark(self):
+        out = self.run_script("benchmark", "--suite=moe_smoke", "--rounds=1")
+        numbers = json.loads(out.splitlines()[-1])
+        self.assertEqual(numbers.pop("suite"), "moe_smoke")
+        self.assertSameElements(numbers, ["matmul_gflops", "tokens_per_second", "roof_fraction"])
+        self.assertGreater(min(numbers.values()), 0)
+        result = self.call("benchmark", "--suite=moe_smoke", "--peer=transformers", "--peer_python=nowhere")
+        self.assertRegex(result.stderr, "^error: --peer_python: found no file 'nowhere'")
 
 
 if __name__ == "__main__":
