@@ -42,6 +42,7 @@ def adamw_update(
     step: jax.Array,
     rate: jax.Array,
     norm: jax.Array,
+    accepted: jax.Array,
     labels: Tree,
     config: OptimizerConfig,
 ) -> tuple[Tree, dict[str, Tree]]:
@@ -51,6 +52,7 @@ def adamw_update(
       step: int32 [], steps taken before this one.
       rate: Learning rate.
       norm: `global_norm(grads)`; gradients longer than `clip_norm` are shortened to it.
+      accepted: bool []; where False nothing changes.
       labels: `decay_labels` of the parameters.
     """
     b1, b2 = config.beta1, config.beta2
@@ -60,12 +62,14 @@ def adamw_update(
 
     def one(p, g, m, v, matrix):
         g = g.astype(p.dtype) * clip.astype(p.dtype)
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g * g
+        m = jnp.where(accepted, b1 * m + (1 - b1) * g, m).astype(p.dtype)
+        v = jnp.where(accepted, b2 * v + (1 - b2) * g * g, v).astype(p.dtype)
+        # Read anew below: XLA would compute them twice and copy the old ones to be able to.
+        m, v = jax.lax.optimization_barrier((m, v))
         change = (m / correct1) / (jnp.sqrt(v / correct2) + config.eps)
         if matrix and config.weight_decay:
             change = change + config.weight_decay * p
-        return (p - rate * change).astype(p.dtype), m.astype(p.dtype), v.astype(p.dtype)
+        return jnp.where(accepted, p - rate * change, p).astype(p.dtype), m, v
 
     results = jax.tree.map(one, params, grads, opt_state["mu"], opt_state["nu"], labels)
     outer = jax.tree.structure(params)

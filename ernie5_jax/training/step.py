@@ -134,16 +134,14 @@ def _apply_gradients(state, batch: Batch, grads, totals, masks, weights, config:
     rate = learning_rate(state["step"], optimizer, config.training.steps)
     params, opt_state = adamw_update(
         state["params"], grads, state["opt_state"],
-        step=state["step"], rate=rate, norm=norm, labels=labels, config=optimizer,
+        step=state["step"], rate=rate, norm=norm, accepted=accepted, labels=labels, config=optimizer,
     )  # fmt: skip
     losses = {m: objective.ratio(totals["sums"][m], batch.denominators[m]) for m in objective.MODALITIES}
     present = {m: batch.denominators[m] > 0 for m in objective.MODALITIES}
     ema = state["ema_params"]
-    new = {
+    rest = {
         "step": state["step"] + 1,
-        "params": params,
         "ema_params": average(ema, params, state["step"], optimizer.ema_decay) if ema else {},
-        "opt_state": opt_state,
         "router_bias": update_router_bias(
             state["router_bias"],
             totals["eligible_counts"],
@@ -153,7 +151,8 @@ def _apply_gradients(state, batch: Batch, grads, totals, masks, weights, config:
         "loss_weight_ema": objective.update_ema(state["loss_weight_ema"], losses, present, config.loss.ema_decay),
         "rng": state["rng"],
     }
-    new = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, state)
+    rest = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), rest, {name: state[name] for name in rest})
+    new = {**rest, "params": params, "opt_state": opt_state}
     metrics = {
         **totals,
         "accepted": accepted,

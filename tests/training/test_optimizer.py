@@ -43,6 +43,7 @@ class AdamWTest(chex.TestCase):
                 step=jnp.int32(step),
                 rate=jnp.float32(0.01),
                 norm=global_norm(grads),
+                accepted=jnp.asarray(True),
                 labels=labels,
                 config=config,
             )
