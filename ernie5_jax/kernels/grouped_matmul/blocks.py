@@ -23,6 +23,8 @@ LARGEST_BLOCK = 64
 
 def block_rows(pairs: int, experts: int) -> int:
     """Rows that are multiplied at a time: about as many as an expert has, so that few tokens cost little."""
+    if 2 * pairs <= experts:
+        return 1  # decoding: most experts in use have one row
     share = -(-pairs // experts)
     return min(LARGEST_BLOCK, max(8, 1 << (share - 1).bit_length()))
 
@@ -53,10 +55,13 @@ def _put(a: jax.Array, rows: jax.Array, first: jax.Array) -> jax.Array:
 
 
 def _visit(start: jax.Array, block: int, expert: Callable[..., Any], init: Any) -> Any:
-    """Carry after all experts. `expert(e, carry, over)` handles one; `over(visit, init)` is the carry of
+    """Carry after all experts that have rows. `expert(e, carry, over)` handles one; `over(visit, init)` is the carry of
     `visit(first row of a block, last row of the expert + 1, carry)` over its blocks."""
+    empty = start[1:] == start[:-1]
+    order = jnp.argsort(empty)  # stable: those with rows, in their order, come first
 
-    def one(e, carry):
+    def one(i, carry):
+        e = order[i]
         first, last = start[e], start[e + 1]
 
         def over(visit, init):
@@ -65,7 +70,7 @@ def _visit(start: jax.Array, block: int, expert: Callable[..., Any], init: Any) 
 
         return expert(e, carry, over)
 
-    return lax.fori_loop(0, start.shape[0] - 1, one, init)
+    return lax.fori_loop(0, (~empty).sum(), one, init)
 
 
 def _matrix(weights: jax.Array, e: jax.Array) -> jax.Array:
@@ -109,10 +114,15 @@ def _forward(x, gates, expert_index, w_in, w_out, block, experts=None, first=0):
     token = order // k
 
     def expert(e, carry, over):
-        into, out_of = _matrix(w_in, first + e), _matrix(w_out, first + e)
+        def matrices():
+            return _matrix(w_in, first + e), _matrix(w_out, first + e)
+
+        shared = None if block == 1 else matrices()
 
         def visit(row, last, carry):
             del last
+            # For a single row the slice must stand beside its product: XLA then reads the matrix where it lies.
+            into, out_of = shared or matrices()
             hidden = x[_rows(token, row, block)] @ into
             return _put(carry[0], hidden, row), _put(carry[1], swiglu(hidden) @ out_of, row)
 
