@@ -26,7 +26,7 @@ from experiments.benchmarks.worker import Worker
 from experiments.benchmarks.workloads import SHAPES
 
 _SUITES = ("moe_smoke", "moe_small", "moe_medium", "attention", "decode", "elastic")
-_SUITE = flags.DEFINE_enum("suite", None, _SUITES, "What to measure.", required=True)
+_SUITE = flags.DEFINE_enum("suite", "moe_small", _SUITES, "What to measure.")
 _PEER = flags.DEFINE_enum("peer", "none", ["none", "transformers"], "What to compare with.")
 _PEER_PYTHON = flags.DEFINE_string("peer_python", ".venv/peer/bin/python", "A Python that has the peer (`make peer`).")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Measurements of each kind; medians count.", lower_bound=1)

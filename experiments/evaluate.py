@@ -58,7 +58,9 @@ def _suite(opened):
     from ernie5_jax.evaluation import pipeline
 
     config = opened.config.evaluation
-    config = dataclasses.replace(config, suite=_SUITE.value or config.suite, samples=_SAMPLES.value or config.samples)
+    config = dataclasses.replace(config, suite=_SUITE.value or config.suite)
+    if _SAMPLES.value:
+        config = dataclasses.replace(config, samples=_SAMPLES.value, videos=_SAMPLES.value)
     pipeline.check_suite(config.suite)
     folder = pipeline.data_folder(_CHECKPOINT.value, _DATA.value)
     training, held_out = (pipeline.split_documents(opened.config, folder, split) for split in SPLITS)
@@ -67,6 +69,8 @@ def _suite(opened):
     results = pipeline.evaluate_suite(
         opened, judges, training, held_out, config=config, seed=_SEED.value, report=report
     )
+    if not results.scores:
+        report(f"suite {config.suite!r}: no held-out document has its labels, nothing was scored (see --manifest)")
     return {"step": opened.step, **results.to_json()}
 
 

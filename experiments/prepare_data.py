@@ -18,16 +18,21 @@ from experiments import cli
 
 _CONFIG = cli.define_config("quickstart.py")
 _MANIFEST = flags.DEFINE_string("manifest", None, "A .jsonl file; without it the sources of the config are prepared.")
-_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write; needed unless --check_only.")
 _CHECK_ONLY = flags.DEFINE_bool("check_only", False, "Only check the manifest.")
 
 
 def main(argv):
     del argv
     from ernie5_jax import data
+    from ernie5_jax.errors import UserError
 
+    if _CHECK_ONLY.value and not _MANIFEST.value:
+        raise UserError("flag --check_only: found no --manifest beside it, allowed: with a manifest to check")
+    if not _CHECK_ONLY.value and not _OUT.value:
+        raise UserError("flag --out: missing, allowed: a folder to write")
     config = cli.load_config(_CONFIG)
-    out = Path(_OUT.value)
+    out = Path(_OUT.value or "")
     if _MANIFEST.value and _CHECK_ONLY.value:
         print(f"{_MANIFEST.value}: {len(data.check_manifest(_MANIFEST.value, config))} documents, all good")
     elif _MANIFEST.value:

@@ -1,6 +1,7 @@
 """Trains the visual tokenizer on the pictures and videos of prepared documents and saves it.
 
-    python -m experiments.train_visual_tokenizer --config=configs/tiny.py --input=data/digits --out=tokenizers/visual
+    python -m experiments.train_visual_tokenizer --config=configs/tiny.py --input=data/documents/tiny/train \
+        --out=tokenizers/visual
 
 Sizes and hyperparameters are those of `config.visual`. Documents marked as test split are left out.
 """
@@ -12,7 +13,12 @@ from absl import flags
 from experiments import cli
 
 _CONFIG = cli.define_config("tiny.py")
-_INPUT = flags.DEFINE_list("input", None, "Folders of prepared documents, separated by commas.", required=True)
+_INPUT = flags.DEFINE_list(
+    "input",
+    None,
+    "Folders of one split of prepared documents (.../documents/NAME/train), separated by commas.",
+    required=True,
+)
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 
 

@@ -112,7 +112,7 @@ class DataConfig:
 
     Attributes:
       sources: Named sources.
-      task_weights: Share of documents per task name (see `data.tasks`); empty means as they come.
+      task_weights: Share of documents per task name (see docs/documents.md); empty means as they come.
       audio_corruption: Understood audio of a training document has a share of its codes, drawn from U(0, this),
         replaced by random ones.
       visual_corruption: The same for the cells of understood pictures and clips, which are replaced by zeros.

@@ -126,7 +126,8 @@ class TrainingConfig:
       batch_rows: Packed rows of one optimiser step, all micro-batches together.
       micro_batches: Gradient-accumulation steps.
       precision: Parameter and compute types.
-      log_every, checkpoint_every, evaluate_every: In steps; 0 = never (a last checkpoint is always written).
+      log_every, checkpoint_every, evaluate_every: In steps; the latter two 0 = never (a last checkpoint is always
+        written; the best one by held-out loss is kept only where there are evaluations).
       init_from: Run folder or checkpoint whose parameters and tokenizers a new run starts from; empty = from scratch.
       keep_checkpoints: Latest ones kept; the best by held-out loss is kept besides.
       evaluate_rows: Held-out rows of one evaluation.

@@ -16,6 +16,7 @@ from ernie5_jax.data.errors import DataError
 from ernie5_jax.data.loader import Loader, make_loader
 from ernie5_jax.data.manifest import Manifest, ManifestError, Problem, check_manifest
 from ernie5_jax.data.media import MediaFormat, read_audio, read_image, read_video
+from ernie5_jax.data.mixture import check_tasks
 from ernie5_jax.data.prepare import SPLITS, prepare_documents, prepare_encoded, prepare_manifest
 from ernie5_jax.data.rows import HeldOutRows, RowSource
 from ernie5_jax.data.shards import DocumentShards, read_shards, write_shards
@@ -44,6 +45,7 @@ __all__ = [
     "Tokenizers",
     "captioned",
     "check_manifest",
+    "check_tasks",
     "encode_documents",
     "encode_in_memory",
     "encode_videos",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ernie5_jax.config import DataConfig
+from ernie5_jax.data.documents import infer_task
 from ernie5_jax.data.errors import DataError
+from ernie5_jax.sequence import Document
 
 BLOCK = 1024
 """Documents (about) of one block of the stream; a block is packed on its own."""
@@ -60,6 +63,26 @@ class Mixture:
         return np.random.default_rng((self._seed, 0, group, epoch)).permutation(self._groups[group])
 
 
+def check_tasks(sources: Iterable[Iterable[Document]], config: DataConfig) -> None:
+    """Raises a `DataError` for a task of `task_weights` that no document has; reads no further than it must."""
+    missing = {task for task, weight in config.task_weights.items() if weight > 0}
+    known: set[str] = set()
+    for document in itertools.chain.from_iterable(sources if missing else ()):
+        task = document.meta.get("task") or infer_task(document)
+        known.add(task)
+        missing.discard(task)
+        if not missing:
+            return
+    for task in sorted(missing):
+        raise _no_document(task, known)
+
+
+def _no_document(task: str, known: Iterable[str]) -> DataError:
+    return DataError(
+        f"config key 'data.task_weights.{task}': found no document, allowed: {', '.join(sorted(known))}, or 0"
+    )
+
+
 def make_groups(
     tasks: Mapping[str, np.ndarray], config: DataConfig
 ) -> tuple[list[np.ndarray], list[float], list[tuple[str, str]]]:
@@ -87,7 +110,7 @@ def make_groups(
     known = sorted({task for _, task in counts})
     for task, weight in config.task_weights.items():
         if weight > 0 and task not in known:
-            raise DataError(f"config key 'data.task_weights.{task}': found no document, allowed: {', '.join(known)}")
+            raise _no_document(task, known)
     weights = {key: _weight(key, counts, config) for key in counts}
     names = [key for key, weight in weights.items() if weight > 0]
     if not names:

@@ -28,6 +28,7 @@ from ernie5_jax.data import (
     DocumentShards,
     HeldOutRows,
     RowSource,
+    check_tasks,
     load_tokenizers,
     make_loader,
     prepare_documents,
@@ -88,6 +89,7 @@ def prepare_run(
         splits.append("test")
     with stage(STAGES[0]):
         documents = {split: prepare_documents(config, folder, split, progress=bars) for split in splits}
+        check_tasks(documents["train"].values(), config.data)
     # Compiled beside the tokenizers, which leave cores idle, and only now, so that whoever has a mistake in their data
     # hears of it at once.
     newest, program = _newest_step(workdir), None

@@ -1,5 +1,6 @@
 """Packed rows and batches: a pure function of (seed, number), with the shares that were asked for."""
 
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -111,6 +112,16 @@ class RowsTest(parameterized.TestCase):
         config = tiny_config(data={"sources": {"tiny": {"world": "tiny"}}, "task_weights": {"smell": 1.0}})
         with self.assertRaisesRegex(data.DataError, "'data.task_weights.smell': found no document"):
             data.RowSource(encoded, config, TOKENIZERS)
+
+    def test_task_weights_are_checked_before_anything_is_encoded(self):
+        config = tiny_config()
+        documents = data.prepare_documents(config, self.folder, "train", progress=False).values()
+        known = ", ".join(sorted({data.infer_task(d) for shards in documents for d in shards}))
+        wrong = dataclasses.replace(config.data, task_weights={"text": 1.0, "smell": 0.5})
+        with self.assertRaisesRegex(data.DataError, f"'data.task_weights.smell': found no document, allowed: {known}"):
+            data.check_tasks(documents, wrong)
+        right = dataclasses.replace(config.data, task_weights={"text": 1.0, "smell": 0.0})
+        data.check_tasks(documents, right)
 
     def test_batches_have_global_denominators(self):
         config = tiny_config()
