@@ -138,6 +138,9 @@ class _Files:
         return read()
 
 
+_STATE_PARTS = ("_METADATA", "manifest.ocdbt", "d")
+
+
 def restore_state(folder: Path, abstract: Any) -> Any:
     """Arrays of the step folder `folder`; leaves of `abstract` that are `...` are skipped.
 
@@ -145,6 +148,10 @@ def restore_state(folder: Path, abstract: Any) -> Any:
       CheckpointError: Not readable, or of other shapes.
     """
     _silence_orbax()
+    # Before orbax looks: its threads print tracebacks of their own about what is missing.
+    missing = [part for part in _STATE_PARTS if not (Path(folder) / "state" / part).exists()]
+    if missing:
+        raise CheckpointError(f"checkpoint '{folder}': found no state/{missing[0]}, allowed: an intact one")
     try:
         return ocp.load_checkpointables(str(Path(folder).absolute()), {"state": abstract})["state"]
     except Exception as error:

@@ -1,5 +1,6 @@
 """Checkpoints: what is kept, what is cleaned, and one-line errors."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -108,6 +109,17 @@ class CheckpointTest(chex.TestCase):
             if file.is_file():
                 file.write_bytes(b"damaged")
         with self.assertRaisesRegex(CheckpointError, "checkpoints/1': cannot be read"):
+            restore_state(self.workdir / "checkpoints" / "1", abstract(STATE))
+
+    @parameterized.parameters("d", "manifest.ocdbt", "_METADATA")
+    def test_a_missing_part_is_named(self, part):
+        checkpoints = Checkpoints(self.workdir, 1, {"config.json": b"{}"})
+        checkpoints.save(1, STATE)
+        checkpoints.wait()
+        checkpoints.close()
+        lost = self.workdir / "checkpoints" / "1" / "state" / part
+        shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+        with self.assertRaisesRegex(CheckpointError, f"checkpoints/1': found no state/{part}"):
             restore_state(self.workdir / "checkpoints" / "1", abstract(STATE))
 
     def test_other_shapes_are_refused(self):
