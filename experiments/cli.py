@@ -15,8 +15,10 @@ A script looks like this:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import os
 import platform
 import sys
@@ -40,6 +42,11 @@ _COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _GOOGLE_PCI_VENDOR = "0x1ae0"
 _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
+
+def define_seed(what: str) -> flags.FlagHolder[int]:
+    """The flag --seed, 32 bits: what every random generator takes."""
+    return flags.DEFINE_integer("seed", 0, what, lower_bound=0, upper_bound=2**32 - 1)
 
 
 def define_config(default: str | None = None, name: str = "config") -> flags.FlagHolder:
@@ -84,6 +91,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         print(_help_text())
         sys.exit(0)
     _restart_with_huge_pages()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # text of a model need not be what a terminal can show
+    sys.excepthook = _without_closed_loops
 
     def guarded(argv: Sequence[str]) -> int | None:
         try:
@@ -100,6 +111,12 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
             return 130
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _without_closed_loops(kind: type[BaseException], error: BaseException, where: Any) -> None:
+    """`sys.excepthook` without what threads of tensorstore print after a failed read or write; it is reported."""
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+        sys.__excepthook__(kind, error, where)
 
 
 def set_up_jax(devices: int = 0) -> None:
@@ -139,7 +156,8 @@ def _restart_with_huge_pages() -> None:
     if not glibc or _TUNABLES in os.environ or _has_tpu() or _has_gpu():
         return
     os.environ[_TUNABLES] = _HUGE_PAGES
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    with contextlib.suppress(OSError):  # then without
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def default_platform() -> str:

@@ -23,7 +23,7 @@ _MANIFEST = flags.DEFINE_string("manifest", "", "JSONL manifest to evaluate on i
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; empty prints to standard output.")
 _SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task of a suite; 0 takes its own number.", lower_bound=0)
 _DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of judges and draws.", lower_bound=0)
+_SEED = cli.define_seed("Of judges and draws.")
 
 
 def main(argv):

@@ -25,7 +25,7 @@ _SELECT = cli.define_select()
 _SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task; 0 measures losses and speed only.", lower_bound=0)
 _DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
 _DOCUMENTS = flags.DEFINE_integer("documents", 200, "How many documents are measured, evenly spread.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of judges, draws and --select=random.", lower_bound=0)
+_SEED = cli.define_seed("Of judges, draws and --select=random.")
 
 
 def main(argv):

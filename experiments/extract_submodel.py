@@ -28,7 +28,7 @@ _MANIFEST = flags.DEFINE_string(
 )
 _DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
 _DOCUMENTS = flags.DEFINE_integer("documents", 200, "How many documents are measured, evenly spread.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of --select=random.", lower_bound=0)
+_SEED = cli.define_seed("Of --select=random.")
 
 
 def main(argv):

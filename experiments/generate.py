@@ -26,7 +26,7 @@ _TO: flags.FlagHolder[Any] = flags.DEFINE_enum(
 _IMAGE = flags.DEFINE_string("image", "", "Picture to understand.")
 _VIDEO = flags.DEFINE_string("video", "", "Video to understand (gif, mp4).")
 _AUDIO = flags.DEFINE_string("audio", "", "Sound to understand (wav, flac).")
-_SEED = flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0)
+_SEED = cli.define_seed("Of all draws.")
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Answers to draw; --out gets a number before its ending.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "", "File to write: png, gif, mp4, wav or txt; empty prints text, else picks a name.")
 _GUIDANCE = flags.DEFINE_float("guidance", None, "Classifier-free guidance scale; empty takes the checkpoint's.")

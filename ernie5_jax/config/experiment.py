@@ -61,6 +61,7 @@ class ExperimentConfig:
             self.sequence.audio_level_weights,
             f"empty or {self.audio.levels} numbers",
         )
+        require(0 <= self.seed < 2**32, "seed", self.seed, "0 ... 2**32 - 1")
         top_k = self.model.router.top_k
         min_top_k = self.elastic.min_top_k
         require(min_top_k <= top_k, "elastic.min_top_k", min_top_k, f"<= model.router.top_k = {top_k}")

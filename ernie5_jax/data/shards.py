@@ -7,6 +7,7 @@ shards are made; another source in the same folder starts anew.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -88,6 +89,18 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     return state if isinstance(state, dict) and {"format", "identity", "count", "shard_size"} <= set(state) else None
 
 
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Raises a `DataError` that names `path` for what array_record says of a damaged file."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DataError(
+            f"file '{path}': damaged ({str(error).partition(';')[0]}), allowed: an intact one; delete its folder and "
+            "it is prepared anew"
+        ) from error
+
+
 class RecordShards:
     """Random access to the records of a finished folder."""
 
@@ -106,7 +119,10 @@ class RecordShards:
         paths = _shard_files(self.folder)
         if len(paths) != -(-state["count"] // state["shard_size"]):
             raise DataError(f"folder '{folder}': found {len(paths)} shards, some are missing; prepare it again")
-        self._shards: list[Any] = [ArrayRecordDataSource([str(path)]) for path in paths]
+        self._paths, self._shards = paths, list[Any]()
+        for path in paths:
+            with _whole(path):
+                self._shards.append(ArrayRecordDataSource([str(path)]))
         self._ends: list[int] = []
         for shard in self._shards:
             self._ends.append((self._ends[-1] if self._ends else 0) + len(shard))
@@ -119,7 +135,8 @@ class RecordShards:
         if not 0 <= index < len(self):
             raise IndexError(index)
         shard = bisect.bisect_right(self._ends, index)
-        return self._shards[shard][index - (self._ends[shard - 1] if shard else 0)]
+        with _whole(self._paths[shard]):
+            return self._shards[shard][index - (self._ends[shard - 1] if shard else 0)]
 
     def fingerprint(self) -> str:
         return short_hash([self.identity, len(self)])

@@ -130,6 +130,20 @@ class ShardsTest(parameterized.TestCase):
             data.read_shards(self.folder)
         self.assertLen(write(random_documents(2), self.folder), 2)
 
+    @parameterized.parameters("cut", "overwritten", "emptied")
+    def test_damaged_shard_is_named(self, how):
+        write(random_documents(6), self.folder, shard_size=4)
+        (path, *_) = sorted(self.folder.glob("*.array_record"))
+        content = path.read_bytes()
+        damaged = {
+            "cut": content[: len(content) // 2],
+            "overwritten": content[:100] + bytes(200) + content[300:],
+            "emptied": b"",
+        }
+        path.write_bytes(damaged[how])
+        with self.assertRaisesRegex(DataError, f"{path.name}': damaged .*allowed: an intact one"):
+            list(data.DocumentShards(self.folder))
+
     def test_full_disk_is_one_line_and_leaves_nothing_half_written(self):
         rng = np.random.default_rng(0)
         noise = [Document((Span("image", "generate", rng.integers(0, 256, (64, 64, 3), np.uint8)),), {})] * 20
