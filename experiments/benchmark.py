@@ -32,11 +32,6 @@ _PEER_PYTHON = flags.DEFINE_string("peer_python", ".venv/peer/bin/python", "A Py
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Measurements of each kind; medians count.", lower_bound=1)
 _THREADS = os.cpu_count() or 1
 _TOLERANCE = 1e-4
-_KEEP_FREED = {  # torch gives freed memory back to the system after every step by default
-    "MALLOC_TRIM_THRESHOLD_": "100000000000",
-    "MALLOC_MMAP_THRESHOLD_": "100000000000",
-    "MALLOC_TOP_PAD_": str(256 * 2**20),
-}
 
 
 def main(argv):
@@ -69,12 +64,12 @@ class Bench:
             if name.startswith("peer"):
                 command = [str(Path(_PEER_PYTHON.value).absolute()), "-m", "experiments.benchmarks.peer"]
                 command.append(str(_THREADS))
-                environment = {"peer tuned": _KEEP_FREED}.get(name, {})
+                tunables = cli.KEEP_FREED if name == "peer tuned" else ""  # it gives freed memory back by default
             else:
                 devices = _THREADS if name == "ours" else 1
                 command = [sys.executable, "-m", "experiments.benchmarks.ours", str(devices)]
-                environment = {}
-            self._workers[name] = Worker(name, command, environment)
+                tunables = cli.KEEP_FREED  # as every script of ours
+            self._workers[name] = Worker(name, command, {"GLIBC_TUNABLES": tunables})
         return self._workers[name]
 
     def compare(self, title: str, tasks: dict[str, tuple[str, dict[str, Any]]], *, warm: int = 1) -> dict[str, float]:

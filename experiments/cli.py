@@ -41,7 +41,11 @@ _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 _COLLECTIVE_TIMEOUT_FLAG = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _GOOGLE_PCI_VENDOR = "0x1ae0"
 _TUNABLES = "GLIBC_TUNABLES"
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+KEEP_FREED = ":".join(
+    f"glibc.malloc.{name}={value}"
+    for name, value in {"arena_max": 1, "mmap_max": 0, "trim_threshold": 2**40, "top_pad": 2**28}.items()
+)
+"""glibc settings under which freed memory stays with the process, in one heap."""
 
 
 def define_seed(what: str) -> flags.FlagHolder[int]:
@@ -90,7 +94,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     if any(argument in ("--help", "-h", "-help", "--helpshort") for argument in sys.argv[1:]):
         print(_help_text())
         sys.exit(0)
-    _restart_with_huge_pages()
+    _restart_with_kept_memory()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # text of a model need not be what a terminal can show
@@ -146,16 +150,16 @@ def set_up_jax(devices: int = 0) -> None:
         enable_compilation_cache(cache_folder())
 
 
-def _restart_with_huge_pages() -> None:
+def _restart_with_kept_memory() -> None:
     """Runs the script anew, in the same process: the allocator reads its settings at the start only.
 
-    XLA:CPU frees its buffers after every step, the system takes large ones back, and touching them again page by page
-    costs a fifth of a small step. `GLIBC_TUNABLES` of the user's own wins.
+    XLA:CPU frees its buffers after every step; by default the system takes large ones back, and touching them again
+    page by page costs a fifth of a small step, more in a virtual machine. `GLIBC_TUNABLES` of the user's own wins.
     """
     glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
     if not glibc or _TUNABLES in os.environ or _has_tpu() or _has_gpu():
         return
-    os.environ[_TUNABLES] = _HUGE_PAGES
+    os.environ[_TUNABLES] = KEEP_FREED
     with contextlib.suppress(OSError):  # then without
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

@@ -17,7 +17,8 @@ class KVCache:
     """State of generation; a pytree.
 
     Attributes:
-      keys, values: One array [count, B, M, K, H] per stack.
+      keys: One array [count, B, K, H, M] per stack. values: [count, B, K, M, H]: the products of attention read both as
+        they lie.
       bounds: int32 [B, M, n] of each cached key.
       segment: int32 [B, M], 0 where nothing has been written.
     """
@@ -35,10 +36,10 @@ class KVCache:
 
 def empty_cache(config: ModelConfig, batch: int, capacity: int, *, bounds: int = 2, dtype=jnp.float32) -> KVCache:
     """A cache for `batch` sequences of up to `capacity` positions."""
-    shapes = [(stack.count, batch, capacity, config.num_kv_heads, config.head_dim) for stack in config.stacks]
+    counts, heads, width = [stack.count for stack in config.stacks], config.num_kv_heads, config.head_dim
     return KVCache(
-        keys=tuple(jnp.zeros(shape, dtype) for shape in shapes),
-        values=tuple(jnp.zeros(shape, dtype) for shape in shapes),
+        keys=tuple(jnp.zeros((count, batch, heads, width, capacity), dtype) for count in counts),
+        values=tuple(jnp.zeros((count, batch, heads, capacity, width), dtype) for count in counts),
         bounds=jnp.zeros((batch, capacity, bounds), jnp.int32),
         segment=jnp.zeros((batch, capacity), jnp.int32),
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ernie5_jax.config import ModelConfig
-from ernie5_jax.kernels.attention import attention
+from ernie5_jax.kernels.attention import attention, cached_attention
 from ernie5_jax.nn.linear import Linear
 from ernie5_jax.nn.rope import apply_rope
 
@@ -42,7 +42,7 @@ class LayerCache:
     """Keys and values of a whole stack and the number of one layer in it: written in place, never sliced and put back.
 
     Attributes:
-      keys, values: [count, B, M, K, H].
+      keys: [count, B, K, H, M]. values: [count, B, K, M, H].
       number: int32 [].
     """
 
@@ -52,13 +52,13 @@ class LayerCache:
 
     def extended(self, k: jax.Array, v: jax.Array, rows: jax.Array) -> LayerCache:
         """With new keys and values [B, S, K, H] of this layer at rows int32 [B, S]; rows >= M are dropped."""
-        at = (self.number, jnp.arange(rows.shape[0])[:, None], rows)
-        keys = self.keys.at[at].set(k.astype(self.keys.dtype), mode="drop")
-        values = self.values.at[at].set(v.astype(self.values.dtype), mode="drop")
+        sequence = jnp.arange(rows.shape[0])[:, None]
+        keys = self.keys.at[self.number, sequence, :, :, rows].set(k.astype(self.keys.dtype), mode="drop")
+        values = self.values.at[self.number, sequence, :, rows].set(v.astype(self.values.dtype), mode="drop")
         return dataclasses.replace(self, keys=keys, values=values)
 
     def of_layer(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [B, M, K, H] of this layer."""
+        """Keys [B, K, H, M] and values [B, K, M, H] of this layer."""
         keys, values = (jax.lax.dynamic_index_in_dim(x, self.number, 0, False) for x in (self.keys, self.values))
         return keys, values
 
@@ -94,17 +94,16 @@ class Attention(nnx.Module):
         v = self.value(x).reshape(batch, length, -1, self.head_dim)
         q = apply_rope(q, context.cos, context.sin, self.pairing)
         k = apply_rope(k, context.cos, context.sin, self.pairing)
-        if cache is not None:
+        where = {
+            "bounds": context.bounds,
+            "q_segment": context.q_segment,
+            "k_segment": context.k_segment,
+            "q_rows": context.q_rows,
+            "k_rows": context.k_rows,
+        }
+        if cache is None:
+            out = attention(q, k, v, **where)
+        else:
             cache = cache.extended(k, v, context.q_rows)
-            k, v = cache.of_layer()
-        out = attention(
-            q,
-            k,
-            v,
-            bounds=context.bounds,
-            q_segment=context.q_segment,
-            k_segment=context.k_segment,
-            q_rows=context.q_rows,
-            k_rows=context.k_rows,
-        )
+            out = cached_attention(q, *cache.of_layer(), **where)
         return self.out(out.reshape(batch, length, -1)), cache

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
-from ernie5_jax.kernels.attention import attention, attention_mask, blockwise_attention
+from ernie5_jax.kernels.attention import attention, attention_mask, blockwise_attention, cached_attention
 from ernie5_jax.kernels.attention.mask import needed_blocks
 from ernie5_jax.kernels.attention.pallas_tpu import pallas_attention
 
@@ -187,7 +187,12 @@ def random_case(seed: int, dtype: str = "float32") -> tuple[tuple[jax.Array, ...
     return (q, k, v), where
 
 
+def _cached(q, k, v, **where):
+    return cached_attention(q, k.transpose(0, 2, 3, 1), v.swapaxes(1, 2), **where)
+
+
 BACKENDS = {
+    "cached": _cached,
     "xla": functools.partial(attention, implementation="xla"),
     "blockwise": functools.partial(blockwise_attention, block=8),
     "pallas": functools.partial(pallas_attention, interpret=True),
@@ -235,6 +240,23 @@ class BackendsTest(parameterized.TestCase):
         for seed in range(1000, 1200):
             with self.subTest(seed=seed):
                 self.check(backend, seed, "float32", 2e-5)
+
+
+class CachedTest(parameterized.TestCase):
+    @parameterized.parameters(1, 300)
+    def test_few_and_many_queries(self, queries):
+        rng, keys = np.random.default_rng(queries), 320
+        q = jnp.asarray(rng.normal(size=(2, queries, 4, 8)), jnp.float32)
+        k, v = (jnp.asarray(rng.normal(size=(2, keys, 2, 8)), jnp.float32) for _ in range(2))
+        where = {
+            "bounds": jnp.asarray(rng.integers(0, keys, (2, keys, 2)), jnp.int32),
+            "q_segment": jnp.ones((2, queries), jnp.int32),
+            "k_segment": jnp.asarray(rng.integers(0, 2, (2, keys)), jnp.int32),
+            "q_rows": jnp.asarray(rng.integers(0, keys, (2, queries)), jnp.int32),
+            "k_rows": jnp.broadcast_to(jnp.arange(keys, dtype=jnp.int32), (2, keys)),
+        }
+        expected = attention(q, k, v, implementation="dense", **where)
+        chex.assert_trees_all_close(_cached(q, k, v, **where), expected, atol=1e-5)
 
 
 class BlockwiseTest(parameterized.TestCase):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from ernie5_jax.kernels.attention.blockwise import blockwise_attention
+from ernie5_jax.kernels.attention.decode import decode_attention
 from ernie5_jax.kernels.attention.mask import attention_mask, check_bounds
 from ernie5_jax.kernels.attention.pallas_tpu import pallas_attention
 from ernie5_jax.kernels.attention.reference import dense_attention
@@ -63,3 +64,33 @@ def attention(
     causal = where.pop("causal")
     blockwise, pallas = (lambda q, k, v, w, f=f: f(q, k, v, **w, causal=causal) for f in _LINEAR.values())
     return jax.lax.platform_dependent(q, k, v, where, tpu=pallas, default=blockwise)
+
+
+def cached_attention(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    bounds: jax.Array,
+    q_segment: jax.Array,
+    k_segment: jax.Array,
+    q_rows: jax.Array,
+    k_rows: jax.Array,
+    causal: bool = False,
+) -> jax.Array:
+    """`attention` over keys and values as a cache holds them: what few queries read is not transposed first.
+
+    Args:
+      q: [B, Sq, N, H].
+      keys: [B, K, H, M]. values: [B, K, M, H].
+
+    Returns:
+      [B, Sq, N, H].
+    """
+    where: dict[str, Any] = {
+        "bounds": bounds, "q_segment": q_segment, "k_segment": k_segment, "q_rows": q_rows, "k_rows": k_rows,
+        "causal": causal,
+    }  # fmt: skip
+    if q.shape[1] * values.shape[2] > _LARGEST_WHOLE:
+        return attention(q, keys.transpose(0, 3, 1, 2), values.swapaxes(1, 2), **where)
+    return decode_attention(q, keys, values, attention_mask(**where))

@@ -21,12 +21,16 @@ def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -
     q = (q * width**-0.5).reshape(batch, sq, k.shape[2], groups, width)
     scores = jnp.einsum("bqkgh,bskh->bkgqs", q, k)
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-    allowed = mask[:, None, None]
+    weights = masked_softmax(scores, mask[:, None, None])
+    out = jnp.einsum("bkgqs,bskh->bqkgh", weights.astype(v.dtype), v)
+    return out.reshape(batch, sq, heads, width)
+
+
+def masked_softmax(scores: jax.Array, allowed: jax.Array) -> jax.Array:
+    """Softmax over the last axis of the allowed ones; 0 where none is."""
     # A finite floor keeps fully masked rows free of NaN, values and gradients alike.
     scores = jnp.where(allowed, scores, -1e30)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     weights = jnp.where(allowed, weights, 0)
     total = weights.sum(-1, keepdims=True)
-    weights = weights / jnp.where(total == 0, 1, total)
-    out = jnp.einsum("bkgqs,bskh->bqkgh", weights.astype(v.dtype), v)
-    return out.reshape(batch, sq, heads, width)
+    return weights / jnp.where(total == 0, 1, total)
