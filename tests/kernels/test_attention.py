@@ -248,7 +248,7 @@ class CachedTest(parameterized.TestCase):
         rng, keys = np.random.default_rng(queries), 320
         q = jnp.asarray(rng.normal(size=(2, queries, 4, 8)), jnp.float32)
         k, v = (jnp.asarray(rng.normal(size=(2, keys, 2, 8)), jnp.float32) for _ in range(2))
-        where = {
+        where: dict[str, Any] = {
             "bounds": jnp.asarray(rng.integers(0, keys, (2, keys, 2)), jnp.int32),
             "q_segment": jnp.ones((2, queries), jnp.int32),
             "k_segment": jnp.asarray(rng.integers(0, 2, (2, keys)), jnp.int32),
