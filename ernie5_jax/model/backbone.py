@@ -14,7 +14,8 @@ from ernie5_jax.config import ModelConfig, StackConfig
 from ernie5_jax.model.elastic_mask import ElasticMask
 from ernie5_jax.model.experts import RouterStats, RoutingControl, pad_stats, zero_stats
 from ernie5_jax.model.layer import DecoderLayer
-from ernie5_jax.nn import AttentionContext, LayerCache, select_module, stack_modules
+from ernie5_jax.model.skipping import run_if
+from ernie5_jax.nn import AttentionContext, LayerCache, stack_modules
 from ernie5_jax.parallel import on_any_device
 
 AfterCodecLayer = Callable[[int, jax.Array], jax.Array]
@@ -111,9 +112,11 @@ class Backbone(nnx.Module):
         graph, state = nnx.split(getattr(self, stack.name))
 
         def step(carry, xs):
-            layer_state, layer_inputs = xs
-            layer = nnx.merge(graph, layer_state)
-            hidden, stats, cache = self._layer(stack, layer, carry[0], context, layer_inputs, carry[1], return_index)
+            layer, layer_inputs = xs
+            hidden, cache = carry
+            hidden, stats, cache = self._layer(
+                stack, graph, layer, hidden, context, layer_inputs, cache, return_index
+            )
             return (hidden, cache), stats
 
         # The cache is carried, not sliced: every layer writes its few new rows in place.
@@ -121,17 +124,19 @@ class Backbone(nnx.Module):
         return hidden, stats, cache
 
     def _unrolled(self, stack: StackConfig, hidden, context, inputs: LayerInputs, cache, after_layer, return_index):
+        graph, state = nnx.split(getattr(self, stack.name))
         outputs = []
         for i in range(stack.count):
-            layer = select_module(getattr(self, stack.name), i)
-            layer_inputs = jax.tree.map(lambda a, i=i: a[i], inputs)
-            hidden, stats, cache = self._layer(stack, layer, hidden, context, layer_inputs, cache, return_index)
+            layer, layer_inputs = jax.tree.map(lambda a, i=i: a[i], (state, inputs))
+            hidden, stats, cache = self._layer(
+                stack, graph, layer, hidden, context, layer_inputs, cache, return_index
+            )
             hidden = after_layer(i, hidden)
             outputs.append(stats)
         return hidden, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs), cache
 
-    def _layer(self, stack: StackConfig, layer, hidden, context, inputs: LayerInputs, cache, return_index):
-        """One layer, under `lax.cond` when the mask may skip it."""
+    def _layer(self, stack: StackConfig, graph, layer, hidden, context, inputs: LayerInputs, cache, return_index):
+        """One layer; its parameters are `layer`. The mask may skip it."""
         active = context.q_segment != 0
         if inputs.live is not None:
             active &= inputs.live[:, None]
@@ -147,18 +152,21 @@ class Backbone(nnx.Module):
                 )
             control = RoutingControl(inputs.bias, active, inputs.experts, inputs.top_k, inputs.override, weights)
 
-        def run(hidden, cache):
-            own = None if cache is None else LayerCache(cache[0], cache[1], inputs.number)
-            hidden, stats, own = layer(hidden, context, control, own, return_index=return_index)
+        def run(given, fixed):
+            (layer, hidden, cache), (context, control, number) = given, fixed
+            own = None if cache is None else LayerCache(cache[0], cache[1], number)
+            hidden, stats, own = nnx.merge(graph, layer)(hidden, context, control, own, return_index=return_index)
             return hidden, stats, None if own is None else (own.keys, own.values)
 
         if self.config.remat:
             # Inside the cond, so that a skipped layer is not recomputed either.
             run = jax.checkpoint(run)
+        given, fixed = (layer, hidden, cache), (context, control, inputs.number)
         if inputs.live is None:
-            return run(hidden, cache)
+            return run(given, fixed)
 
-        def skip(hidden, cache):
+        def skip(given, fixed):
+            _, hidden, cache = given
             stats = None
             if stack.router is not None:
                 shape = (*hidden.shape[:2], stack.router.top_k)
@@ -166,7 +174,7 @@ class Backbone(nnx.Module):
                 stats = zero_stats(stack.router.num_experts, index, hidden.dtype)
             return hidden, stats, cache
 
-        new_hidden, stats, cache = jax.lax.cond(on_any_device(inputs.live.any()), run, skip, hidden, cache)
+        new_hidden, stats, cache = run_if(on_any_device(inputs.live.any()), run, skip, given, fixed)
         if inputs.live.shape[0] == hidden.shape[0]:  # a submodel per row: others may have needed this layer
             new_hidden = jnp.where(inputs.live[:, None, None], new_hidden, hidden)
         return new_hidden, stats, cache
