@@ -8,11 +8,11 @@ def get_config():
     with config.unlocked():
         config.data.sources.digits = to_plain(SourceConfig(world="digits"))
         config.data.task_weights = {
-            "image_generation": 0.11,
+            "image_generation": 0.10,
             "image_caption": 0.32,
             "speech_generation": 0.34,
-            "speech_caption": 0.11,
-            "video_generation": 0.08,
+            "speech_caption": 0.10,
+            "video_generation": 0.10,
             "text": 0.04,
         }
     config.visual.training.steps = 310
@@ -36,7 +36,7 @@ def get_config():
     config.sequence.audio_inputs = 64
     config.sequence.audio_targets = 64
     config.sequence.audio_level_weights = (2.0, 1.0, 0.5, 0.5)  # the first levels decide what is understood
-    config.training.steps = 740
+    config.training.steps = 760
     config.training.batch_rows = 20
     config.training.log_every = 10
     config.training.checkpoint_every = 200

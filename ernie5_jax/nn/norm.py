@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -22,6 +24,11 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = at_least_float32(x)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        return (y * self.scale[...]).astype(x.dtype)
+        return _normalise(x, self.scale[...], self.eps)
+
+
+@functools.partial(jax.checkpoint, static_argnums=2, prevent_cse=False)  # of three arrays only x is kept
+def _normalise(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    y = at_least_float32(x)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
+    return (y * scale).astype(x.dtype)
