@@ -8,11 +8,11 @@ def get_config():
     with config.unlocked():
         config.data.sources.digits = to_plain(SourceConfig(world="digits"))
         config.data.task_weights = {
-            "image_generation": 0.10,
-            "image_caption": 0.32,
+            "image_generation": 0.09,
+            "image_caption": 0.34,
             "speech_generation": 0.34,
             "speech_caption": 0.10,
-            "video_generation": 0.10,
+            "video_generation": 0.09,
             "text": 0.04,
         }
     config.visual.training.steps = 310

@@ -114,9 +114,7 @@ class Backbone(nnx.Module):
         def step(carry, xs):
             layer, layer_inputs = xs
             hidden, cache = carry
-            hidden, stats, cache = self._layer(
-                stack, graph, layer, hidden, context, layer_inputs, cache, return_index
-            )
+            hidden, stats, cache = self._layer(stack, graph, layer, hidden, context, layer_inputs, cache, return_index)
             return (hidden, cache), stats
 
         # The cache is carried, not sliced: every layer writes its few new rows in place.
@@ -128,9 +126,7 @@ class Backbone(nnx.Module):
         outputs = []
         for i in range(stack.count):
             layer, layer_inputs = jax.tree.map(lambda a, i=i: a[i], (state, inputs))
-            hidden, stats, cache = self._layer(
-                stack, graph, layer, hidden, context, layer_inputs, cache, return_index
-            )
+            hidden, stats, cache = self._layer(stack, graph, layer, hidden, context, layer_inputs, cache, return_index)
             hidden = after_layer(i, hidden)
             outputs.append(stats)
         return hidden, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs), cache

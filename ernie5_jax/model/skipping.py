@@ -14,8 +14,8 @@ Layer = Callable[[Any, Any], Any]
 def run_if(flag: jax.Array, run: Layer, skip: Layer, given: Any, fixed: Any) -> Any:
     """`lax.cond(flag, run, skip, given, fixed)`, differentiable in `given` by reverse mode.
 
-    The transpose of `lax.cond` keeps every residual of its branches as an output, the weights among them: in a loop over
-    layers that stacks a second copy of all parameters. Here residuals that were handed in are read where they lie.
+    The transpose of `lax.cond` keeps every residual of its branches as an output, the weights among them: in a loop
+    over layers that stacks a second copy of all parameters. Here residuals that were handed in are read where they lie.
 
     Args:
       flag: bool [].

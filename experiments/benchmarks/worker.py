@@ -6,6 +6,7 @@ each in a process of its own. Imports nothing but the standard library: the peer
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -39,18 +40,30 @@ class Worker:
           RuntimeError: The process ended, or answered with an error.
         """
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        answer = json.loads(line) if line.startswith("{") else {"error": f"no answer, found {line!r}"}
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer = json.loads(line) if line.startswith("{") else {"error": f"no answer, {self._ending(line)}"}
         if "error" in answer:
             raise RuntimeError(f"{self.name}: {request}: {answer['error']}")
         return answer
 
+    def _ending(self, line: str) -> str:
+        if line:
+            return f"found {line!r}"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        status = self._process.returncode
+        return f"the process ended with status {status}" + (" (out of memory?)" if status == -9 else "")
+
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
