@@ -92,40 +92,41 @@ class Bench:
             self.results[name] = round(value, 4)
             print(f"{name:<40}{value:9.3f}", flush=True)
 
-    def close(self, *names: str) -> None:
-        """Ends these processes and frees their memory; all where none is named."""
-        for name in names or list(self._workers):
-            if name in self._workers:
-                self._workers.pop(name).close()
+    def close(self) -> None:
+        """Ends the processes and frees their memory."""
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
 
 
 def _has_peer() -> bool:
     return _PEER.value != "none"
 
 
+def _train(bench: Bench, shape: str, peer: str | None) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a step; our largest memory over the peer's. Ends the processes: of a large shape three do not fit."""
+    title, names = f"train beside {peer}" if peer else "train", ["ours", peer] if peer else ["ours"]
+    seconds = bench.compare(title, {name: (name, {"task": "train", "shape": shape}) for name in names}, warm=2)
+    peaks = {name: bench.worker(name).ask(run=f"{title} {name}")["peak_bytes"] for name in names}
+    bench.close()
+    return seconds, {name: peaks["ours"] / peak for name, peak in peaks.items()}
+
+
 def _moe(bench: Bench, shape: str) -> None:
     if _has_peer():
         _check_equal(bench, shape)
         bench.close()
-    task = {"task": "train", "shape": shape}
-    ratio, ours, peaks = {}, {}, {}
-    for peer in ("peer", "peer tuned") if _has_peer() else ("",):  # one at a time: of a large shape three do not fit
-        title = f"train beside {peer}" if peer else "train"
-        names = ["ours", peer] if peer else ["ours"]
-        seconds = bench.compare(title, {name: (name, task) for name in names}, warm=2)
-        peaks[peer] = {name: bench.worker(name).ask(run=f"{title} {name}")["peak_bytes"] for name in names}
-        ours[peer] = seconds["ours"]
-        ratio[peer] = seconds[peer] / seconds["ours"] if peer else 0.0
-        bench.close()
-    best = min(ours.values())
+    seconds, peaks = _train(bench, shape, "peer" if _has_peer() else None)
     square = 4096
     roof = bench.compare("matmul", {"ours": ("ours one", {"task": "matmul", "size": square})})["ours"]
     rate = 2 * square**3 / roof
-    bench.record(matmul_gflops=rate / 1e9, tokens_per_second=SHAPES[shape].batch * SHAPES[shape].length / best)
-    bench.record(roof_fraction=SHAPES[shape].train_flops / best / rate)
+    tokens = SHAPES[shape].batch * SHAPES[shape].length
+    bench.record(matmul_gflops=rate / 1e9, tokens_per_second=tokens / seconds["ours"])
+    bench.record(roof_fraction=SHAPES[shape].train_flops / seconds["ours"] / rate)
     if _has_peer():
-        bench.record(train_ratio=ratio["peer"], train_ratio_tuned=ratio["peer tuned"])
-        bench.record(peak_rss_ratio=peaks["peer"]["ours"] / peaks["peer"]["peer"])
+        bench.record(train_ratio=seconds["peer"] / seconds["ours"], peak_rss_ratio=peaks["peer"])
+        tuned, peaks = _train(bench, shape, "peer tuned")
+        bench.record(train_ratio_tuned=tuned["peer tuned"] / tuned["ours"], peak_rss_ratio_tuned=peaks["peer tuned"])
     ratios = []
     for batch in (1, 8):
         title, task = f"prefill B={batch}", {"task": "prefill", "shape": shape, "batch": batch}

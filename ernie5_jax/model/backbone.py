@@ -170,7 +170,8 @@ class Backbone(nnx.Module):
                 stats = zero_stats(stack.router.num_experts, index, hidden.dtype)
             return hidden, stats, cache
 
-        new_hidden, stats, cache = run_if(on_any_device(inputs.live.any()), run, skip, given, fixed)
+        choose = run_if if cache is None else jax.lax.cond  # with a cache, weights are read from the stack
+        new_hidden, stats, cache = choose(on_any_device(inputs.live.any()), run, skip, given, fixed)
         if inputs.live.shape[0] == hidden.shape[0]:  # a submodel per row: others may have needed this layer
             new_hidden = jnp.where(inputs.live[:, None, None], new_hidden, hidden)
         return new_hidden, stats, cache

@@ -19,8 +19,7 @@ def run_if(flag: jax.Array, run: Layer, skip: Layer, given: Any, fixed: Any) -> 
 
     Args:
       flag: bool [].
-      run, skip: (given, fixed) -> result; trees of equal shapes. `skip` must return its hidden states unchanged, or
-        constants.
+      run, skip: (given, fixed) -> result; trees of equal shapes.
       given: Tree of float arrays.
       fixed: Tree of arrays that get no gradient.
     """

@@ -54,9 +54,9 @@ class Worker:
     def _ending(self, line: str) -> str:
         if line:
             return f"found {line!r}"
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed its output only
             self._process.wait(5)
-        status = self._process.returncode
+        status = self._process.poll()
         return f"the process ended with status {status}" + (" (out of memory?)" if status == -9 else "")
 
     def close(self) -> None:

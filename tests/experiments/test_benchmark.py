@@ -19,6 +19,9 @@ def prepare(task, seconds=0.0):
     print("noise that must not reach the parent")
     if task == "fact":
         return {"found": seconds}
+    if task == "end":
+        import os
+        os._exit(3)
     if task == "broken":
         raise ValueError("no such thing")
     return lambda: time.sleep(seconds)
@@ -46,6 +49,12 @@ class WorkerTest(absltest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "KeyError: 'never'"):
             self.worker.ask(run="never")
         self.assertEqual(self.worker.ask(prepare="x", task="fact", seconds=3)["found"], 3)
+
+    def test_a_process_that_ended_is_named(self):
+        with self.assertRaisesRegex(RuntimeError, "stand-in.*ended with status 3"):
+            self.worker.ask(prepare="x", task="end")
+        with self.assertRaisesRegex(RuntimeError, "stand-in.*ended with status 3"):
+            self.worker.ask(prepare="x", task="fact", seconds=1)
 
 
 class ShapeTest(parameterized.TestCase):

@@ -1,11 +1,15 @@
 """What a user sees of a script that goes wrong: one line, exit code 1, no traceback."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 from absl.testing import absltest, parameterized
+
+from experiments import cli
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -34,6 +38,10 @@ def main(argv):
     import jax
 
     config = cli.load_config(CONFIG)
+    if DO.value == "memory":
+        import os
+
+        return print(os.environ["GLIBC_TUNABLES"])
     if DO.value == "open":
         open("missing.txt")
     if DO.value == "crash":
@@ -50,13 +58,14 @@ class CliTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = Path(self.create_tempdir().full_path)
+        self.environment = {}
         (self.folder / "config.py").write_text(CONFIG)
         (self.folder / "contradictory.py").write_text(CONFIG.replace("Config())", "Config(), seed=1)"))
         (self.folder / "script.py").write_text(SCRIPT)
 
     def script(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        ours = ("XLA_FLAGS", "ERNIE5_JAX_TRACEBACK")
-        environment = {key: value for key, value in os.environ.items() if key not in ours}
+        ours = ("XLA_FLAGS", "ERNIE5_JAX_TRACEBACK", "GLIBC_TUNABLES")
+        environment = {key: value for key, value in os.environ.items() if key not in ours} | self.environment
         environment |= {"PYTHONPATH": str(REPOSITORY), "ERNIE5_JAX_CACHE": str(self.folder / "cache")}
         command = [sys.executable, "script.py", *arguments]
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
@@ -67,6 +76,14 @@ class CliTest(parameterized.TestCase):
         steps, devices, cache = result.stdout.split()
         self.assertEqual((steps, devices), ("5", "3"))
         self.assertStartsWith(cache, str(self.folder / "cache"))
+
+    @parameterized.parameters(({}, cli.KEEP_FREED), ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, None))
+    def test_freed_memory_stays_unless_the_user_says_otherwise(self, environment, expected):
+        if platform.libc_ver()[0] != "glibc" or jax.default_backend() != "cpu":
+            self.skipTest("only CPUs with glibc")
+        self.environment = environment
+        result = self.script("--config=config.py", "--do=memory")
+        self.assertEqual(result.stdout.strip(), expected or environment["GLIBC_TUNABLES"], result.stderr)
 
     def test_help(self):
         result = self.script("--help")

@@ -257,6 +257,8 @@ class CachedTest(parameterized.TestCase):
         }
         expected = attention(q, k, v, implementation="dense", **where)
         chex.assert_trees_all_close(_cached(q, k, v, **where), expected, atol=1e-5)
+        with self.assertRaisesRegex(ValueError, "bounds: found float32"):
+            _cached(q, k, v, **{**where, "bounds": where["bounds"].astype(jnp.float32)})
 
 
 class BlockwiseTest(parameterized.TestCase):

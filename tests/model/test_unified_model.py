@@ -207,6 +207,18 @@ class ElasticTest(parameterized.TestCase):
             scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain))
             chex.assert_trees_all_close(elastic, plain, rtol=0, atol=tolerance * scale)
 
+    def test_no_second_copy_of_expert_weights_is_kept_for_the_backward_pass(self):
+        batch = dummy_batch(CONFIG, seed=6)
+        params, bias = _parameters()
+
+        def loss(params):
+            return jnp.square(make_apply(CONFIG)(params, bias, batch, full_mask(CONFIG)).hidden).mean()
+
+        weights = params["backbone"]["moe"]["ffn"]["w_in"].shape
+        scans = [e for e in jax.make_jaxpr(jax.grad(loss))(params).eqns if e.primitive.name == "scan"]
+        stacked = [sum(v.aval.shape == weights for v in scan.outvars) for scan in scans]
+        self.assertEqual(sum(stacked), 1, "the gradient alone")
+
     def test_many_masks_run_through_one_compilation(self):
         batch = dummy_batch(CONFIG, seed=6)
         params, bias = _parameters()

@@ -66,31 +66,21 @@ def attention(
     return jax.lax.platform_dependent(q, k, v, where, tpu=pallas, default=blockwise)
 
 
-def cached_attention(
-    q: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    *,
-    bounds: jax.Array,
-    q_segment: jax.Array,
-    k_segment: jax.Array,
-    q_rows: jax.Array,
-    k_rows: jax.Array,
-    causal: bool = False,
-) -> jax.Array:
+def cached_attention(q: jax.Array, keys: jax.Array, values: jax.Array, **where: Any) -> jax.Array:
     """`attention` over keys and values as a cache holds them: what few queries read is not transposed first.
 
     Args:
       q: [B, Sq, N, H].
       keys: [B, K, H, M]. values: [B, K, M, H].
+      where: Bounds, segments and rows, as for `attention`.
 
     Returns:
       [B, Sq, N, H].
+
+    Raises:
+      ValueError: Bounds of another shape or type.
     """
-    where: dict[str, Any] = {
-        "bounds": bounds, "q_segment": q_segment, "k_segment": k_segment, "q_rows": q_rows, "k_rows": k_rows,
-        "causal": causal,
-    }  # fmt: skip
     if q.shape[1] * values.shape[2] > _LARGEST_WHOLE:
         return attention(q, keys.transpose(0, 3, 1, 2), values.swapaxes(1, 2), **where)
+    check_bounds(where["bounds"], where["k_segment"], where.get("causal", False))
     return decode_attention(q, keys, values, attention_mask(**where))
