@@ -1,10 +1,12 @@
 """Evaluates a checkpoint and writes JSON: losses per modality and task scores.
 
     python -m experiments.evaluate --checkpoint=runs/quickstart --suite=digits --out=scores.json
+    python -m experiments.evaluate --checkpoint=runs/small --suite=digits --baseline=scores.json
     python -m experiments.evaluate --checkpoint=runs/quickstart --manifest=documents.jsonl
 
 A suite trains small judges on real training data and prints, beside every score, their accuracy on held-out originals
-and on tokenizer round trips (the ceiling), and chance. A manifest needs no judge: its documents go through the training
+and on tokenizer round trips (the ceiling), and chance; with a baseline (another evaluation's JSON, same prompts) also
+the share of its mean score that this checkpoint keeps. A manifest needs no judge: its documents go through the training
 objective, and captions are compared with what the model writes.
 """
 
@@ -21,6 +23,7 @@ _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Run folder or one of its 
 _SUITE = flags.DEFINE_string("suite", "", "Built-in suite; empty takes the checkpoint's own.")
 _MANIFEST = flags.DEFINE_string("manifest", "", "JSONL manifest to evaluate on instead of a suite.")
 _OUT = flags.DEFINE_string("out", "", "JSON file to write; empty prints to standard output.")
+_BASELINE = flags.DEFINE_string("baseline", "", "JSON of the same suite on another checkpoint, to compare with.")
 _SAMPLES = flags.DEFINE_integer("samples", 0, "Prompts per task of a suite; 0 takes its own number.", lower_bound=0)
 _DATA = flags.DEFINE_string("data", "", "Prepared documents, made where missing; empty is data/ in the run folder.")
 _SEED = cli.define_seed("Of judges and draws.")
@@ -33,8 +36,11 @@ def main(argv):
 
     if _SUITE.value and _MANIFEST.value:
         raise UserError(f"flag --manifest: found {_MANIFEST.value!r} beside --suite, allowed: one of the two")
+    if _BASELINE.value and _MANIFEST.value:
+        raise UserError(f"flag --baseline: found {_BASELINE.value!r} beside --manifest, allowed: with a suite")
+    baseline = _read_baseline(_BASELINE.value) if _BASELINE.value else None  # before minutes of work
     opened = pipeline.open_checkpoint(_CHECKPOINT.value)
-    content = _manifest(opened) if _MANIFEST.value else _suite(opened)
+    content = _manifest(opened) if _MANIFEST.value else _suite(opened, baseline)
     content = {"checkpoint": _CHECKPOINT.value, **content}
     if _OUT.value:
         write_json(Path(_OUT.value), content)
@@ -50,12 +56,25 @@ def _manifest(opened):
     return {"manifest": _MANIFEST.value, **pipeline.evaluate_documents(opened, documents, seed=_SEED.value)}
 
 
-def _suite(opened):
+def _read_baseline(path):
+    from ernie5_jax.errors import UserError
+
+    try:
+        return {
+            task: [bool(right) for right in answers]
+            for task, answers in json.loads(Path(path).read_text())["answers"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"flag --baseline: found {path!r}, allowed: JSON that this script wrote with a suite") from None
+
+
+def _suite(opened, baseline):
     import dataclasses
     import sys
 
     from ernie5_jax.data import SPLITS
     from ernie5_jax.evaluation import pipeline
+    from ernie5_jax.evaluation.scores import kept_score
 
     config = opened.config.evaluation
     config = dataclasses.replace(config, suite=_SUITE.value or config.suite)
@@ -71,7 +90,12 @@ def _suite(opened):
     )
     if not results.scores:
         report(f"suite {config.suite!r}: no held-out document has its labels, nothing was scored (see --manifest)")
-    return {"step": opened.step, **results.to_json()}
+    content = {"step": opened.step, **results.to_json()}
+    if baseline:
+        kept = kept_score(results.answers, baseline)
+        report(f"{kept} of {_BASELINE.value}")
+        content["kept"] = dataclasses.asdict(kept)
+    return content
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
     python -m experiments.evaluate_elastic --checkpoint=RUN --out=runs/elastic
     python -m experiments.evaluate_elastic --checkpoint=RUN --sizes=9x32x4,7x16x2 --samples=100 --out=runs/elastic
 
-For every size (layers x experts x top-k): held-out loss, task scores of the checkpoint's suite, decoding speed,
-parameters of the backbone (active and total). Writes `elastic.json` and `elastic.html`; sizes on the Pareto front of
-held-out loss and active parameters are marked.
+For every size (layers x experts x top-k): held-out loss, task scores of the checkpoint's suite and the share of the
+first size's mean score that is kept, decoding speed, parameters of the backbone (active and total). Writes
+`elastic.json` and `elastic.html`; sizes on the Pareto front of held-out loss and active parameters are marked.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def main(argv):
     from ernie5_jax.data import SPLITS
     from ernie5_jax.evaluation import pipeline, write_json
     from ernie5_jax.evaluation.elastic_report import write_elastic_report
+    from ernie5_jax.evaluation.scores import kept_score
     from ernie5_jax.evaluation.submodels import Submodels, default_sizes, pareto_front
 
     opened = pipeline.open_checkpoint(_CHECKPOINT.value)
@@ -44,11 +46,15 @@ def main(argv):
     names = SPLITS if _SAMPLES.value else ()
     splits = {split: pipeline.split_documents(opened.config, folder, split) for split in names}
     judges = pipeline.make_judges(opened, splits["train"], seed=_SEED.value) if splits else {}
-    records = []
+    records, answers = [], []
     for size in chosen:
         record = size.to_json() | {"positions_per_second": _speed(opened.engine.with_mask(size.mask))}
         if splits:
-            record["scores"] = _scores(opened, judges, splits, size.mask)
+            results = _results(opened, judges, splits, size.mask)
+            answers.append(results.answers)
+            record["scores"] = {name: score.value for name, score in results.scores.items()}
+            if any(map(any, answers[0].values())):  # else there is nothing to keep
+                record["kept"] = dataclasses.asdict(kept_score(answers[-1], answers[0]))
         records.append(record)
         print(_line(record), flush=True)
     for i in pareto_front([(r["backbone_active"], r["loss"]) for r in records]):
@@ -72,17 +78,14 @@ def _parse_sizes(text: str) -> list[tuple[int, int, int]]:
     return sizes
 
 
-def _scores(opened, judges, splits, mask) -> dict[str, float]:
-    import dataclasses
-
+def _results(opened, judges, splits, mask):
     from ernie5_jax.evaluation import pipeline
 
     config = dataclasses.replace(opened.config.evaluation, samples=_SAMPLES.value, videos=_SAMPLES.value)
     documents = (splits[split] for split in ("train", "test"))
-    results = pipeline.evaluate_suite(
+    return pipeline.evaluate_suite(
         opened, judges, *documents, config=config, mask=mask, seed=_SEED.value, report=lambda _: None
     )
-    return {name: score.value for name, score in results.scores.items()}
 
 
 def _speed(engine, repeats: int = 3) -> float:
@@ -107,7 +110,13 @@ def _line(record: dict[str, Any]) -> str:
     counts = "active {backbone_active:,}  total {backbone_total:,}".format(**record)
     text = f"{sizes} {counts}  loss {record['loss']:.4f}  {record['positions_per_second']:,.0f} positions/s"
     scores = record.get("scores")
-    return text + (f"  mean score {sum(scores.values()) / len(scores):.3f}" if scores else "")
+    if scores:
+        text += f"  mean score {sum(scores.values()) / len(scores):.3f}"
+    if "kept" in record:
+        from ernie5_jax.evaluation.scores import Kept
+
+        text += f", {Kept(**record['kept'])}"
+    return text
 
 
 if __name__ == "__main__":

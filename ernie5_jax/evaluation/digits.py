@@ -149,6 +149,7 @@ class DigitsSuite:
 
     def _score(self, name: str, right: Sequence[bool], context: dict[str, float], **more: float) -> None:
         self._results.scores[name] = score = Score.of(right, **context, **more)
+        self._results.answers[name] = [bool(answer) for answer in right]
         self.report(score.line(name.removesuffix("_accuracy")))
 
     def _show(

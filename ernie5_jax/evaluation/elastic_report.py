@@ -18,7 +18,7 @@ def write_elastic_report(path: Path, content: dict[str, Any]) -> None:
     Args:
       path: HTML file.
       content: `select`, and `sizes`, records as `submodels.Size.to_json` makes them, each with `positions_per_second`
-        and maybe `scores` by task and `on_front`.
+        and maybe `scores` by task, `kept` (`scores.Kept`) and `on_front`.
     """
     sizes = [dict(record) for record in content["sizes"]]
     for record in sizes:

@@ -43,6 +43,7 @@ class Results:
       suite: Its name.
       source: What was evaluated (see `pipeline.Opened.identity`), JSON-able.
       scores: By task.
+      answers: Right or wrong by task, in the order of the prompts; pairs this model with another one (`kept_score`).
       numbers: Anything else that is one number, e.g. `image_variety`, `text_bits_per_byte`.
       losses: Held-out losses per modality, from the training objective.
       judges: Accuracy of each judge on held-out originals and round trips, by name.
@@ -55,6 +56,7 @@ class Results:
     suite: str
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     scores: dict[str, Score] = dataclasses.field(default_factory=dict)
+    answers: dict[str, list[bool]] = dataclasses.field(default_factory=dict)
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
     judges: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -69,7 +71,7 @@ class Results:
 
     def extend(self, other: Results) -> None:
         """Takes over what another part of the same suite found."""
-        for name in ("scores", "numbers", "losses", "judges", "routing", "seconds"):
+        for name in ("scores", "answers", "numbers", "losses", "judges", "routing", "seconds"):
             getattr(self, name).update(getattr(other, name))
         self.examples.extend(other.examples)
 

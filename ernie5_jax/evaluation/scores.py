@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ernie5_jax.evaluation.errors import EvaluationError
 
@@ -79,6 +81,49 @@ class Score:
         for label, value in (("original", self.original), ("ceiling", self.ceiling), ("chance", self.chance)):
             text += "" if value is None else f"  {label} {_percent(value)}"
         return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What a smaller or otherwise changed model keeps of a reference's mean task score.
+
+    Attributes:
+      value: Mean score over tasks, divided by that of the reference.
+      interval: 95 % of it, over prompts drawn again with replacement within each task, the same ones for both.
+      prompts: How many both have answered.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    prompts: int
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"keeps {_percent(self.value)} % ({_percent(low)}-{_percent(high)}, {self.prompts} paired prompts)"
+
+
+def kept_score(
+    answers: Mapping[str, Sequence[bool]], reference: Mapping[str, Sequence[bool]], *, draws: int = 2000, seed: int = 0
+) -> Kept:
+    """Compares right (True) and wrong answers to the same prompts, by task (ERNIE 5.0 section 6.4.2 compares means).
+
+    Raises:
+      EvaluationError: Other tasks or numbers of prompts on the two sides, or a reference without a right answer.
+    """
+    found, wanted = ({task: len(right) for task, right in side.items()} for side in (answers, reference))
+    if found != wanted or not wanted:
+        raise EvaluationError(f"compared scores: found prompts {found}, allowed: those of the reference, {wanted}")
+    pairs = [np.array([answers[task], reference[task]], float) for task in reference]
+    rng = np.random.default_rng(seed)
+    mean = np.mean([pair.mean(1) for pair in pairs], axis=0)
+    if mean[1] == 0:
+        raise EvaluationError("compared scores: found a reference with no right answer, allowed: at least one")
+    drawn = np.zeros((draws, 2))
+    for pair in pairs:
+        n = pair.shape[1]
+        drawn += pair[:, rng.integers(0, n, (draws, n))].mean(-1).T / len(pairs)
+    low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], np.finfo(float).tiny), (0.025, 0.975))
+    return Kept(float(mean[0] / mean[1]), (float(low), float(high)), sum(wanted.values()))
 
 
 def _percent(share: float) -> str:

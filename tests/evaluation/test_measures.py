@@ -44,6 +44,39 @@ class ScoresTest(parameterized.TestCase):
             scores.Score.of([])
 
 
+class KeptTest(parameterized.TestCase):
+    def test_the_mean_is_over_tasks_and_the_interval_over_pairs(self):
+        reference = {"a": [True, True, True, False], "b": [True, False]}  # .75 and .5
+        kept = scores.kept_score({"a": [True, True, False, False], "b": [True, False]}, reference)
+        self.assertAlmostEqual(kept.value, (0.5 + 0.5) / (0.75 + 0.5))
+        self.assertEqual(kept.prompts, 6)
+        self.assertBetween(kept.interval[0], 0.0, kept.value)
+        self.assertBetween(kept.interval[1], kept.value, 1.0)
+
+    def test_equal_answers_keep_all_without_spread(self):
+        answers = {"a": [True, False, True, True], "b": [False, True] * 20}
+        kept = scores.kept_score(answers, answers)
+        self.assertEqual((kept.value, kept.interval), (1.0, (1.0, 1.0)))
+        self.assertEqual(str(kept), "keeps 100.0 % (100.0-100.0, 44 paired prompts)")
+
+    def test_the_interval_is_that_of_the_delta_method(self):
+        rng = np.random.default_rng(1)
+        reference = rng.random(4000) < 0.9
+        answers = np.where(rng.random(4000) < 0.1, ~reference, reference)
+        kept = scores.kept_score({"a": answers.tolist()}, {"a": reference.tolist()})
+        error = np.std(answers - kept.value * reference) / np.sqrt(4000) / reference.mean()
+        np.testing.assert_allclose(np.diff(kept.interval)[0], 2 * 1.96 * error, rtol=0.08)
+
+    @parameterized.parameters(({"a": [True]}, {"a": [True, True]}), ({"a": [True]}, {"b": [True]}), ({}, {}))
+    def test_other_prompts_cannot_be_compared(self, answers, reference):
+        with self.assertRaisesRegex(EvaluationError, "prompts .* allowed"):
+            scores.kept_score(answers, reference)
+
+    def test_a_reference_that_knows_nothing_is_refused(self):
+        with self.assertRaisesRegex(EvaluationError, "no right answer"):
+            scores.kept_score({"a": [True]}, {"a": [False]})
+
+
 class VarietyTest(parameterized.TestCase):
     def test_distances(self):
         found = variety.rms_distances(flat(0, 255), flat(51, 102, 255))

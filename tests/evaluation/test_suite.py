@@ -110,6 +110,8 @@ class SuiteTest(absltest.TestCase):
         for name in ("image_caption_accuracy", "speech_word_accuracy"):
             self.assertEqual(results.scores[name].value, 1.0)
         self.assertEqual(results.scores["image_caption_accuracy"].exact, 1.0)
+        for name, score in results.scores.items():
+            self.assertEqual((np.mean(results.answers[name]), len(results.answers[name])), (score.value, score.n), name)
         self.assertEqual(results.scores["speech_word_accuracy"].exact, 0.0)  # "a one" is not "the word one"
         for name in ("image_generation_accuracy", "speech_generation_accuracy", "video_generation_accuracy"):
             self.assertGreaterEqual(results.scores[name].value, 0.85, name)

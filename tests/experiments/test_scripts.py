@@ -265,6 +265,29 @@ class AloneTest(_Scripts):
         self.assertIn("<html", page)
         self.run_script("report", "--workdir=quick", "--out=page.html", "--title=Another")
         self.assertIn("Another", (self.folder / "page.html").read_text())
+        self.check_comparison()
+
+    def check_comparison(self):
+        path = self.folder / "scores.json"
+        self.run_script("evaluate", "--checkpoint=quick", "--samples=2", f"--out={path}")
+        content = json.loads(path.read_text())
+        for task, score in content["scores"].items():
+            self.assertEqual(sum(content["answers"][task]) / score["n"], score["value"])
+        perfect = {task: [True] * len(answers) for task, answers in content["answers"].items()}
+        path.write_text(json.dumps({"answers": perfect}))
+        self.run_script("evaluate", "--checkpoint=quick", "--samples=2", f"--baseline={path}", "--out=compared.json")
+        kept = json.loads((self.folder / "compared.json").read_text())["kept"]
+        mean = sum(score["value"] for score in content["scores"].values()) / len(content["scores"])
+        self.assertAlmostEqual(kept["value"], mean)
+        for wrong in ("compared.html", "page.html"):
+            result = self.call("evaluate", "--checkpoint=quick", f"--baseline={wrong}")
+            self.assertRegex(result.stderr, f"^error: flag --baseline: found '{wrong}', allowed: JSON that this script")
+        sweep = ("--samples=2", "--documents=4", "--out=swept")
+        self.run_script("evaluate_elastic", "--checkpoint=quick", *sweep)
+        sizes = json.loads((self.folder / "swept" / "elastic.json").read_text())["sizes"]
+        self.assertSameElements(sizes[0]["scores"], content["scores"])
+        if "kept" in sizes[0]:
+            self.assertEqual(sizes[0]["kept"]["value"], 1.0)
 
     def test_ablation(self):
         (self.folder / "ablation.py").write_text(ABLATION)
