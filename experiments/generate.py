@@ -44,6 +44,11 @@ def main(argv):
     if out.suffix.lower() not in ENDINGS[to]:
         raise UserError(f"flag --out: found {str(out)!r}, allowed for --to={to}: {' or '.join(ENDINGS[to])}")
 
+    if to == "text" and _GUIDANCE.value is not None:
+        raise UserError(
+            f"flag --guidance: found {_GUIDANCE.value:g} with --to=text, allowed: with image, video or audio"
+        )
+
     from ernie5_jax.generation import load
     from ernie5_jax.training.restore import load_config
 

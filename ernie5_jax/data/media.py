@@ -110,7 +110,10 @@ def decode_image(data: bytes) -> np.ndarray:
 
 
 def decode_video(data: bytes) -> np.ndarray:
-    """GIF (through pillow, which keeps short frames) or any container PyAV reads -> uint8 [T, H, W, 3]."""
+    """GIF (through pillow, which keeps short frames) or any container PyAV reads -> uint8 [T, H, W, 3].
+
+    A GIF holds equal frames as one that is shown longer; it counts as often as it is longer than the shortest one.
+    """
     frames = _gif_frames(data) if data[:4] == b"GIF8" else _container_frames(data)
     if not frames:
         raise DataError("found 0 frames, allowed: at least 1")
@@ -124,7 +127,9 @@ def _gif_frames(data: bytes) -> list[np.ndarray]:
 
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            return [_pixels(frame) for frame in ImageSequence.Iterator(picture)]
+            shown = [(_pixels(frame), frame.info.get("duration", 0)) for frame in ImageSequence.Iterator(picture)]
+        shortest = max(min(duration for _, duration in shown), 1)
+        return [pixels for pixels, duration in shown for _ in range(max(round(duration / shortest), 1))]
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise DataError(f"found {_reason(error, data)}, allowed: a whole video") from None
 

@@ -17,6 +17,7 @@ SCORE_KEYS = (
     "speech_generation_accuracy",
     "video_generation_accuracy",
     "video_direction_accuracy",
+    "video_digit_accuracy",
 )
 NUMBER_KEYS = ("image_variety", "near_duplicates", "text_bits_per_byte", "order0", "zlib")
 RUN_KEYS = ("checkpoint", "experts", "top_k", "active_fraction", "min_normalized_entropy", "max_violation", "seconds")

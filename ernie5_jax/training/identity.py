@@ -42,11 +42,17 @@ def check_identity(saved: dict[str, Any], config: ExperimentConfig) -> None:
 
 
 def check_resumable(workdir: Path, config: ExperimentConfig) -> None:
-    """`check_identity` against the newest checkpoint of a run folder; nothing to check where there is none."""
+    """`check_identity` and steps against a run folder's newest checkpoint; nothing to check where there is none."""
     folder = Path(workdir) / FOLDER
     if not folder.is_dir() or not any(f.name.isdecimal() for f in folder.iterdir()):
         return
-    file = find_checkpoint(workdir) / "files" / "config.json"
+    newest = find_checkpoint(workdir)
+    if int(newest.name) > config.training.steps:
+        raise ConfigError(
+            f"config key 'training.steps': found {config.training.steps}, allowed: at least {newest.name}, "
+            f"the steps that '{workdir}' has behind it, or another --workdir"
+        )
+    file = newest / "files" / "config.json"
     try:
         # Keys that are younger than the checkpoint had what is their default now.
         saved = json.loads(config_json(from_mapping(ExperimentConfig, json.loads(file.read_text()))))

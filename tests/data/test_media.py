@@ -50,6 +50,13 @@ class MediaTest(parameterized.TestCase):
         chex.assert_shape(video, (5, 8, 8, 3))
         np.testing.assert_allclose(video[:, 0, 0, 0], [0, 40, 80, 120, 160], atol=8)
 
+    def test_equal_frames_of_a_gif_are_not_lost(self):
+        levels = [0, 0, 0, 120, 120, 40, 200, 200, 200]
+        frames = [Image.fromarray(np.full((8, 8, 3), level, np.uint8)) for level in levels]
+        frames[0].save(self.folder / "a.gif", save_all=True, append_images=frames[1:], duration=150)
+        video = media.read_video(self.folder / "a.gif", FORM)
+        np.testing.assert_allclose(video[:, 0, 0, 0], levels, atol=8)
+
     def test_mp4_frames(self):
         with av.open(str(self.folder / "a.mp4"), "w") as container:
             stream = container.add_stream("mpeg4", rate=5)

@@ -191,6 +191,8 @@ class ChainTest(_Scripts):
         prompt = "--prompt=image number \U0001f600"
         self.run_script("generate", *arguments, "--to=text", "--image=0.png", "--audio=0.wav", "--out=a.txt")
         (self.folder / "a.txt").read_text(encoding="utf-8", errors="surrogatepass")
+        result = self.call("generate", *arguments, "--to=text", "--guidance=2")
+        self.assertRegex(result.stderr, "^error: flag --guidance: found 2 with --to=text, allowed: with image")
         self.run_script("generate", *arguments, "--to=image", prompt, "--samples=2", "--guidance=1.5", "--out=a.png")
         for name in ("a_0.png", "a_1.png"):
             with Image.open(self.folder / name) as picture:
@@ -282,7 +284,7 @@ class AloneTest(_Scripts):
         for wrong in ("compared.html", "page.html"):
             result = self.call("evaluate", "--checkpoint=quick", f"--baseline={wrong}")
             self.assertRegex(result.stderr, f"^error: flag --baseline: found '{wrong}', allowed: JSON that this script")
-        sweep = ("--samples=2", "--documents=4", "--out=swept")
+        sweep = ("--sizes=5x8x2,5x8x1", "--samples=2", "--documents=4", "--out=swept")
         self.run_script("evaluate_elastic", "--checkpoint=quick", *sweep)
         sizes = json.loads((self.folder / "swept" / "elastic.json").read_text())["sizes"]
         self.assertSameElements(sizes[0]["scores"], content["scores"])

@@ -31,6 +31,12 @@ class ConfigTest(absltest.TestCase):
         with self.assertRaisesRegex(ConfigError, "'audio.split': found True, allowed: False as in the checkpoint"):
             check_resumable(self.workdir, from_mapping(ExperimentConfig, {"audio": {"split": True}}))
 
+    def test_fewer_steps_than_the_folder_has_behind_it(self):
+        self.write()
+        check_resumable(self.workdir, from_mapping(ExperimentConfig, {"training": {"steps": 7}}))
+        with self.assertRaisesRegex(ConfigError, "'training.steps': found 6, allowed: at least 7, the steps that"):
+            check_resumable(self.workdir, from_mapping(ExperimentConfig, {"training": {"steps": 6}}))
+
     def test_what_is_no_configuration_is_named(self):
         self.write(nonsense=1)
         with self.assertRaisesRegex(CheckpointError, "config.json': cannot be read .*nonsense"):
