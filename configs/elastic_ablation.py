@@ -27,7 +27,7 @@ def get_config():
     config.sequence.length = 256
     for key in ("visual_inputs", "visual_targets", "understand_inputs", "audio_inputs", "audio_targets"):
         config.sequence[key] = 1  # there is nothing but text
-    config.training.steps = 1000
+    config.training.steps = 600
     config.training.batch_rows = 16
     # Full and reduced models meet in one update, as in the report; the static arm accumulates over as many.
     config.training.micro_batches = 4

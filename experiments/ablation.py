@@ -3,9 +3,10 @@
     make ablation
 
 Trains every arm of `configs/elastic_ablation.py` (static, elastic in one axis, elastic in all) on the same tokens,
-and measures each on the same held-out documents, whole and cut. An arm that is finished is skipped, an interrupted one
-goes on. Writes `ablation.json` (losses per document, intervals, the hash of the configuration) and prints the table
-beside the report's numbers.
+and measures each on the same held-out documents, whole and cut. Every finished run leaves its losses per document in a
+file of `--results`, with the hash of its configuration: it is not trained again, also where only that file was carried
+to another machine. An interrupted one goes on. Writes `ablation.json` (intervals, the hash of the configuration) and
+prints the table beside the report's numbers; `--only=all_0,static_0` trains a part.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _CONFIG = cli.define_config("elastic_ablation.py")
 _WORKDIR = flags.DEFINE_string("workdir", "runs/ablation", "Folder of all runs; made if missing.")
+_RESULTS = flags.DEFINE_string("results", "", "Folder for losses of finished runs; empty is the work folder.")
+_ONLY: flags.FlagHolder[Any] = flags.DEFINE_list("only", [], "Runs to train or look up, by name; empty is all of them.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of the static and of the all-three arm.", lower_bound=1)
 _DOCUMENTS = flags.DEFINE_integer("documents", 400, "Held-out documents that are measured.", lower_bound=2)
 
@@ -36,31 +39,51 @@ _REDUCED = {"depth": {"full_depth": 0.75}, "width": {"full_width": 0.8}, "sparsi
 def main(argv):
     del argv
     from ernie5_jax.evaluation import write_json
+    from ernie5_jax.training import prepare_run
 
     config, workdir = cli.load_config(_CONFIG), Path(_WORKDIR.value)
-    losses: dict[str, dict[str, list[float]]] = {}
-    first: Path | None = None
-    for arm, elastic in arms(config).items():
-        for seed in range(_SEEDS.value if arm in ("static", "all") else 1):
-            name = f"{arm}_{seed}"
-            run = dataclasses.replace(config, elastic=elastic, seed=seed)
-            if first:
-                run = _like(run, first, workdir / name)
-            first = first or workdir / name
-            losses[name] = run_arm(run, workdir / name, cuts(config))
-            print(name, {cut: round(float(np.mean(values)), 4) for cut, values in losses[name].items()}, flush=True)
-    text = json.dumps(_CONFIG.value.to_dict(), sort_keys=True, default=str)
-    content = {
-        "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "documents": _DOCUMENTS.value,
-        "losses": losses,
-        "table": table(losses),
-    }
-    write_json(workdir / "ablation.json", content)
-    for line in content["table"]:
+    results = Path(_RESULTS.value or workdir)
+    runs = _chosen(all_runs(config, _SEEDS.value), _ONLY.value)
+    losses = {name: _finished(results / f"{name}.json", run) for name, run in runs.items()}
+    if not all(losses.values()):  # the same documents and tokenizers for all: those of seed 0
+        prepare_run(config, workdir / "shared")
+    for name, run in runs.items():
+        if not losses[name]:
+            losses[name] = run_arm(run, workdir / name, workdir / "shared", results / f"{name}.json", cuts(config))
+        print(name, {cut: round(float(np.mean(values)), 4) for cut, values in losses[name].items()}, flush=True)
+    if _ONLY.value:
+        return
+    lines = table(losses)
+    content = {"config_sha256": _hash(config), "documents": _DOCUMENTS.value, "runs": list(runs), "table": lines}
+    write_json(results / "ablation.json", content)
+    for line in lines:
         low, high = line["interval"]
         print("{name:<44}{value:8.4f}  {0:.4f} ... {1:.4f}   report {report}".format(low, high, **line))
-    print(workdir / "ablation.json")
+    print(results / "ablation.json")
+
+
+def all_runs(config: ExperimentConfig, seeds: int) -> dict[str, ExperimentConfig]:
+    """Configurations by `<arm>_<seed>`: `seeds` of the static and of the all-three arm, one of the others."""
+    return {
+        f"{arm}_{seed}": dataclasses.replace(config, elastic=elastic, seed=seed)
+        for arm, elastic in arms(config).items()
+        for seed in range(seeds if arm in ("static", "all") else 1)
+    }
+
+
+def _chosen(runs: dict[str, ExperimentConfig], only: list[str]) -> dict[str, ExperimentConfig]:
+    from ernie5_jax.errors import UserError
+
+    for name in only:
+        if name not in runs:
+            raise UserError(f"flag --only: found {name!r}, allowed: {', '.join(runs)}")
+    return {name: run for name, run in runs.items() if not only or name in only}
+
+
+def _hash(config: ExperimentConfig) -> str:
+    from ernie5_jax.config import to_plain
+
+    return hashlib.sha256(json.dumps(to_plain(config), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def arms(config: ExperimentConfig) -> dict[str, Any]:
@@ -94,31 +117,43 @@ def cuts(config: ExperimentConfig) -> dict[str, ElasticMask]:
     return {name: submodel_mask(model, *size) for name, size in sizes.items()}
 
 
-def _like(config: ExperimentConfig, first: Path, workdir: Path) -> ExperimentConfig:
-    """`config` on the documents and tokenizers of the first run: the same tokens for all."""
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not (workdir / "data").exists():
-        (workdir / "data").symlink_to((first / "data").absolute(), target_is_directory=True)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizers=str(first / "tokenizers")))
+def _identity(config: ExperimentConfig) -> dict[str, Any]:
+    return {"config_sha256": _hash(config), "documents": _DOCUMENTS.value}
 
 
-def run_arm(config: ExperimentConfig, workdir: Path, masks: dict[str, ElasticMask]) -> dict[str, list[float]]:
-    """Trains (or goes on training) one arm; loss in nats per token of every held-out document, by cut."""
+def _finished(result: Path, config: ExperimentConfig) -> dict[str, list[float]]:
+    """Losses of a run that is finished, by cut; empty if it is not, or was another configuration's."""
+    if not result.exists():
+        return {}
+    found = json.loads(result.read_text())
+    if {key: found[key] for key in _identity(config)} == _identity(config):
+        return found["losses"]
+    print(f"{result} is another configuration's and is made anew", flush=True)
+    return {}
+
+
+def run_arm(
+    config: ExperimentConfig, workdir: Path, shared: Path, result: Path, masks: dict[str, ElasticMask]
+) -> dict[str, list[float]]:
+    """Trains (or goes on training) one run and writes `result`: nats per token of every held-out document, by cut."""
     from ernie5_jax.data import prepare_documents
     from ernie5_jax.evaluation import pipeline, write_json
     from ernie5_jax.training import prepare_run, train
 
-    result = workdir / "losses.json"
-    if result.exists():
-        return json.loads(result.read_text())
-    train(config, workdir, prepare_run(config, workdir))
+    run = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizers=str(shared / "tokenizers")))
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not (workdir / "data").exists():
+        (workdir / "data").symlink_to((shared / "data").absolute(), target_is_directory=True)
+    train(run, workdir, prepare_run(run, workdir))
     opened = pipeline.open_checkpoint(workdir)
-    held_out = prepare_documents(config, workdir / "data", "test")
+    held_out = prepare_documents(run, workdir / "data", "test")
     documents = opened.encode([document for shards in held_out.values() for document in shards])
     chosen = np.linspace(0, len(documents) - 1, min(len(documents), _DOCUMENTS.value)).astype(int)
     documents = [documents[i] for i in chosen]
-    losses = {name: opened.held_out.text_losses(documents, mask).tolist() for name, mask in masks.items()}
-    write_json(result, losses)
+    measured = {cut: opened.held_out.text_losses(documents, mask) for cut, mask in masks.items()}
+    losses = {cut: values.astype(float).round(6).tolist() for cut, values in measured.items()}
+    text = opened.model.tokenizers.text.fingerprint()
+    write_json(result, {**_identity(config), "text_tokenizer": text, "losses": losses})
     return losses
 
 

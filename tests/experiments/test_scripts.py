@@ -296,20 +296,26 @@ class AloneTest(_Scripts):
         text = "".join(chr(97 + i * i % 26) + " " * (i % 5 == 0) for i in range(4000))
         lines = [{"spans": [{"text": text}], "meta": {"split_text": True, "split": s}} for s in ("train", "test")]
         (self.folder / "prose.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        arguments = ("ablation", "--config=ablation.py", "--workdir=arms", "--seeds=1", "--documents=8")
+        given = ("ablation", "--config=ablation.py", "--seeds=1", "--documents=8", "--results=found")
+        arguments = (*given, "--workdir=arms")
+        self.run_script(*arguments, "--only=all_0")
         self.run_script(*arguments)
-        content = json.loads((self.folder / "arms" / "ablation.json").read_text())
+        content = json.loads((self.folder / "found" / "ablation.json").read_text())
         self.assertSameElements(
-            content["losses"], [f"{arm}_0" for arm in ("static", "all", "depth", "width", "sparsity")]
+            content["runs"], [f"{arm}_0" for arm in ("static", "all", "depth", "width", "sparsity")]
         )
-        for losses in content["losses"].values():
+        for run in content["runs"]:
+            losses = json.loads((self.folder / "found" / f"{run}.json").read_text())["losses"]
             self.assertSameElements(losses, ["full", "depth", "width", "k4", "k2", "k1"])
             self.assertTrue(all(len(values) == 8 and min(values) > 0 for values in losses.values()))
         for line in content["table"]:
             self.assertBetween(line["value"], *line["interval"])
-        before = (self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns
-        self.run_script(*arguments)  # all arms are there
-        self.assertEqual((self.folder / "arms" / "all_0" / "losses.json").stat().st_mtime_ns, before)
+        before = (self.folder / "found" / "all_0.json").stat().st_mtime_ns
+        self.run_script(*given, "--workdir=elsewhere")  # all losses are there
+        self.assertEqual((self.folder / "found" / "all_0.json").stat().st_mtime_ns, before)
+        self.assertFalse((self.folder / "elsewhere").exists())
+        result = self.call(*arguments, "--only=all_7")
+        self.assertRegex(result.stderr, "^error: flag --only: found 'all_7', allowed: static_0, all_0, depth_0")
 
     def test_benchmark(self):
         out = self.run_script("benchmark", "--suite=moe_smoke", "--rounds=1")
