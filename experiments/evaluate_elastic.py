@@ -53,6 +53,7 @@ def main(argv):
             results = _results(opened, judges, splits, size.mask)
             answers.append(results.answers)
             record["scores"] = {name: score.value for name, score in results.scores.items()}
+            record["mean_score"] = results.mean_score
             if any(map(any, answers[0].values())):  # else there is nothing to keep
                 record["kept"] = dataclasses.asdict(kept_score(answers[-1], answers[0]))
         records.append(record)
@@ -109,9 +110,8 @@ def _line(record: dict[str, Any]) -> str:
     sizes = "{layers:3d} layers {experts:4d} experts  top-{top_k:<2d}".format(**record)
     counts = "active {backbone_active:,}  total {backbone_total:,}".format(**record)
     text = f"{sizes} {counts}  loss {record['loss']:.4f}  {record['positions_per_second']:,.0f} positions/s"
-    scores = record.get("scores")
-    if scores:
-        text += f"  mean score {sum(scores.values()) / len(scores):.3f}"
+    if record.get("mean_score") is not None:
+        text += f"  mean score {record['mean_score']:.3f}"
     if "kept" in record:
         from ernie5_jax.evaluation.scores import Kept
 

@@ -147,9 +147,13 @@ class DigitsSuite:
         first, other = ("known_voices", "speech") if known else ("speech", "known_voices")
         return first if first in self._references else other
 
-    def _score(self, name: str, right: Sequence[bool], context: dict[str, float], **more: float) -> None:
+    def _score(
+        self, name: str, right: Sequence[bool], context: dict[str, float], *, part: bool = False, **more: float
+    ) -> None:
+        """Keeps and reports a score; a `part` of another one does not count once more in means over tasks."""
         self._results.scores[name] = score = Score.of(right, **context, **more)
-        self._results.answers[name] = [bool(answer) for answer in right]
+        if not part:
+            self._results.answers[name] = [bool(answer) for answer in right]
         self.report(score.line(name.removesuffix("_accuracy")))
 
     def _show(
@@ -264,8 +268,8 @@ class DigitsSuite:
         digit = seen["digit"] == np.array([prompt.meta["digit"] for prompt in prompts])
         direction = seen["direction"] == np.array([prompt.meta["direction"] for prompt in prompts])
         self._score("video_generation_accuracy", (digit & direction).tolist(), self._context("video", "both"))
-        self._score("video_direction_accuracy", direction.tolist(), self._context("video", "direction"))
-        self._score("video_digit_accuracy", digit.tolist(), self._context("video", "digit"))
+        self._score("video_direction_accuracy", direction.tolist(), self._context("video", "direction"), part=True)
+        self._score("video_digit_accuracy", digit.tolist(), self._context("video", "digit"), part=True)
         self._show_real("video_generation", "video")
         answers = [f"{d} {where}" for d, where in zip(seen["digit"], seen["direction"], strict=True)]
         self._show_made(

@@ -18,12 +18,11 @@ def write_elastic_report(path: Path, content: dict[str, Any]) -> None:
     Args:
       path: HTML file.
       content: `select`, and `sizes`, records as `submodels.Size.to_json` makes them, each with `positions_per_second`
-        and maybe `scores` by task, `kept` (`scores.Kept`) and `on_front`.
+        and maybe `mean_score`, `kept` (`scores.Kept`) and `on_front`.
     """
     sizes = [dict(record) for record in content["sizes"]]
     for record in sizes:
-        scores = record.get("scores")
-        record["mean_score"] = sum(scores.values()) / len(scores) if scores else None
+        record.setdefault("mean_score", None)
         record.setdefault("on_front", False)
     page = (
         templates()

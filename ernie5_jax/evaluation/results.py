@@ -43,7 +43,8 @@ class Results:
       suite: Its name.
       source: What was evaluated (see `pipeline.Opened.identity`), JSON-able.
       scores: By task.
-      answers: Right or wrong by task, in the order of the prompts; pairs this model with another one (`kept_score`).
+      answers: Right or wrong by task, in the order of the prompts, to pair this model with another one (`kept_score`);
+        scores that are parts of another one have none.
       numbers: Anything else that is one number, e.g. `image_variety`, `text_bits_per_byte`.
       losses: Held-out losses per modality, from the training objective.
       judges: Accuracy of each judge on held-out originals and round trips, by name.
@@ -64,6 +65,12 @@ class Results:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     examples: list[Example] = dataclasses.field(default_factory=list)
     sample_rate: int = 0
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean over tasks, each counted once; None where nothing was asked."""
+        values = [self.scores[task].value for task in self.answers]
+        return sum(values) / len(values) if values else None
 
     def section(self, name: str) -> list[Example]:
         """The examples of one section, in order."""

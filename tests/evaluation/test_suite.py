@@ -110,8 +110,14 @@ class SuiteTest(absltest.TestCase):
         for name in ("image_caption_accuracy", "speech_word_accuracy"):
             self.assertEqual(results.scores[name].value, 1.0)
         self.assertEqual(results.scores["image_caption_accuracy"].exact, 1.0)
-        for name, score in results.scores.items():
-            self.assertEqual((np.mean(results.answers[name]), len(results.answers[name])), (score.value, score.n), name)
+        for name, answers in results.answers.items():
+            score = results.scores[name]
+            self.assertEqual((np.mean(answers), len(answers)), (score.value, score.n), name)
+        parts = {"video_direction_accuracy", "video_digit_accuracy"}
+        self.assertEqual(set(results.scores) - set(results.answers), parts)
+        counted = [score.value for name, score in results.scores.items() if name not in parts]
+        assert results.mean_score is not None
+        self.assertAlmostEqual(results.mean_score, np.mean(counted))
         self.assertEqual(results.scores["speech_word_accuracy"].exact, 0.0)  # "a one" is not "the word one"
         for name in ("image_generation_accuracy", "speech_generation_accuracy", "video_generation_accuracy"):
             self.assertGreaterEqual(results.scores[name].value, 0.85, name)

@@ -273,14 +273,14 @@ class AloneTest(_Scripts):
         path = self.folder / "scores.json"
         self.run_script("evaluate", "--checkpoint=quick", "--samples=2", f"--out={path}")
         content = json.loads(path.read_text())
-        for task, score in content["scores"].items():
-            self.assertEqual(sum(content["answers"][task]) / score["n"], score["value"])
+        scores = {task: content["scores"][task]["value"] for task in content["answers"]}
+        for task, answers in content["answers"].items():
+            self.assertEqual(sum(answers) / content["scores"][task]["n"], scores[task])
         perfect = {task: [True] * len(answers) for task, answers in content["answers"].items()}
         path.write_text(json.dumps({"answers": perfect}))
         self.run_script("evaluate", "--checkpoint=quick", "--samples=2", f"--baseline={path}", "--out=compared.json")
         kept = json.loads((self.folder / "compared.json").read_text())["kept"]
-        mean = sum(score["value"] for score in content["scores"].values()) / len(content["scores"])
-        self.assertAlmostEqual(kept["value"], mean)
+        self.assertAlmostEqual(kept["value"], sum(scores.values()) / len(scores))
         for wrong in ("compared.html", "page.html"):
             result = self.call("evaluate", "--checkpoint=quick", f"--baseline={wrong}")
             self.assertRegex(result.stderr, f"^error: flag --baseline: found '{wrong}', allowed: JSON that this script")
