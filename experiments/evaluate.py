@@ -40,10 +40,15 @@ def main(argv):
         raise UserError(f"flag --baseline: found {_BASELINE.value!r} beside --manifest, allowed: with a suite")
     baseline = _read_baseline(_BASELINE.value) if _BASELINE.value else None  # before minutes of work
     opened = pipeline.open_checkpoint(_CHECKPOINT.value)
-    content = _manifest(opened) if _MANIFEST.value else _suite(opened, baseline)
+    content = _manifest(opened) if _MANIFEST.value else _suite(opened)
     content = {"checkpoint": _CHECKPOINT.value, **content}
     if _OUT.value:
         write_json(Path(_OUT.value), content)
+    if baseline:  # after writing: other prompts in the baseline must not cost the evaluation
+        content["kept"] = _compare(content["answers"], baseline)
+        if _OUT.value:
+            write_json(Path(_OUT.value), content)
+    if _OUT.value:
         print(_OUT.value)
     else:
         print(json.dumps(content, indent=2))
@@ -68,13 +73,23 @@ def _read_baseline(path):
         raise UserError(f"flag --baseline: found {path!r}, allowed: JSON that this script wrote with a suite") from None
 
 
-def _suite(opened, baseline):
+def _compare(answers, baseline):
+    import dataclasses
+    import sys
+
+    from ernie5_jax.evaluation.scores import kept_score
+
+    kept = kept_score(answers, baseline)
+    print(f"{kept} of {_BASELINE.value}", file=sys.stderr)
+    return dataclasses.asdict(kept)
+
+
+def _suite(opened):
     import dataclasses
     import sys
 
     from ernie5_jax.data import SPLITS
     from ernie5_jax.evaluation import pipeline
-    from ernie5_jax.evaluation.scores import kept_score
 
     config = opened.config.evaluation
     config = dataclasses.replace(config, suite=_SUITE.value or config.suite)
@@ -90,12 +105,7 @@ def _suite(opened, baseline):
     )
     if not results.scores:
         report(f"suite {config.suite!r}: no held-out document has its labels, nothing was scored (see --manifest)")
-    content = {"step": opened.step, **results.to_json()}
-    if baseline:
-        kept = kept_score(results.answers, baseline)
-        report(f"{kept} of {_BASELINE.value}")
-        content["kept"] = dataclasses.asdict(kept)
-    return content
+    return {"step": opened.step, **results.to_json()}
 
 
 if __name__ == "__main__":

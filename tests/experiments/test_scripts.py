@@ -281,6 +281,10 @@ class AloneTest(_Scripts):
         self.run_script("evaluate", "--checkpoint=quick", "--samples=2", f"--baseline={path}", "--out=compared.json")
         kept = json.loads((self.folder / "compared.json").read_text())["kept"]
         self.assertAlmostEqual(kept["value"], sum(scores.values()) / len(scores))
+        path.write_text(json.dumps({"answers": {"other_task": [True]}}))
+        result = self.call("evaluate", "--checkpoint=quick", "--samples=2", f"--baseline={path}", "--out=unlike.json")
+        self.assertRegex(result.stderr, "\nerror: compared scores: found prompts .*allowed: those of the reference")
+        self.assertEqual(json.loads((self.folder / "unlike.json").read_text())["scores"], content["scores"])
         for wrong in ("compared.html", "page.html"):
             result = self.call("evaluate", "--checkpoint=quick", f"--baseline={wrong}")
             self.assertRegex(result.stderr, f"^error: flag --baseline: found '{wrong}', allowed: JSON that this script")
