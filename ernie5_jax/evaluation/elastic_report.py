@@ -23,6 +23,7 @@ def write_elastic_report(path: Path, content: dict[str, Any]) -> None:
     sizes = [dict(record) for record in content["sizes"]]
     for record in sizes:
         record.setdefault("mean_score", None)
+        record.setdefault("kept", None)
         record.setdefault("on_front", False)
     page = (
         templates()

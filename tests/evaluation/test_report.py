@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from ernie5_jax.evaluation import Example, Results, Score, charts, media, report, summary
+from ernie5_jax.evaluation import Example, Results, Score, charts, elastic_report, media, report, summary
 
 _VOID = {"meta", "link", "img", "source", "br", "input"}
 
@@ -111,6 +111,25 @@ class ReportTest(parameterized.TestCase):
         folder = Path(self.create_tempdir().full_path)
         report.write_report(folder / "report.html", results(), summary.summarize(results(), {}), [])
         self.assertEqual([path.name for path in folder.iterdir()], ["report.html"])
+
+
+class ElasticReportTest(parameterized.TestCase):
+    KEPT = {"value": 0.977, "interval": (0.955, 1.001), "prompts": 1500}  # noqa: RUF012
+
+    @parameterized.parameters(
+        ({}, 1, ""),
+        ({"mean_score": 0.797}, 2, "79.7"),
+        ({"mean_score": 0.797, "kept": KEPT}, 2, "97.7 (95.5-100.1)"),
+    )
+    def test_scores_and_what_is_kept_are_shown_where_they_are_known(self, scores, pictures, shown):
+        size = {"layers": 9, "experts": 32, "top_k": 8, "backbone_active": 1000, "backbone_total": 3000, "loss": 8.25}
+        path = Path(self.create_tempdir().full_path) / "elastic.html"
+        records = [{**size, "positions_per_second": 12.0, "on_front": True, **scores} for _ in range(2)]
+        elastic_report.write_elastic_report(path, {"select": "usage", "sizes": records})
+        page = Page(path.read_text())
+        self.assertLen([tag for tag, _ in page.tags if tag == "svg"], pictures)
+        self.assertIn(shown, path.read_text())
+        self.assertIn("8.2500", path.read_text())
 
 
 class MediaTest(parameterized.TestCase):
